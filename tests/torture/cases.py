@@ -406,7 +406,7 @@ class Case:
             return
         paths = [Path(path) for path in (call.path, call.other) if path]
         names = {part for path in paths for part in path.relative_to(self.folder).parts}
-        names |= {re.sub(r"^\.unfinished-\w+-|\.tmp$", "", name) for name in names}
+        names |= {re.sub(r"^\.unfinished[-.]\w+-?|\.tmp$", "", name) for name in names}
         if not any(name in ended.err for name in names):
             self.wrong.append(f"{shim.NAMES[call.kind]} of {paths[0].name} is not named: {_last_line(ended)}")
 

@@ -45,6 +45,7 @@ class Bug:
 
 
 CONVERSION = "datasets/src/gaudi_datasets/records/conversion.py"
+FILES = "ops/src/gaudi_ops/files.py"
 OUTPUT_FILES = "datasets/src/gaudi_datasets/output_files.py"
 DOWNLOADS = "datasets/src/gaudi_datasets/fetching/downloads.py"
 CHECKPOINT = "apps/src/gaudi_apps/training/checkpoint.py"
@@ -58,24 +59,26 @@ BUGS = (
     Bug(
         "the note of a shard is not synced",
         CONVERSION,
-        "write_json(notes[number], shard, durable=True)",
         "write_json(notes[number], shard)",
+        "write_json(notes[number], shard, durable=False)",
         POWER,
     ),
-    Bug("the plan is not synced", CONVERSION, '"manifest": document}, durable=True)', '"manifest": document})', POWER),
-    Bug("the manifest is not synced", CONVERSION, "document, durable=True)", "document)", POWER),
+    Bug("the plan is not synced", CONVERSION, '"manifest": document})', '"manifest": document}, durable=False)', POWER),
+    Bug("the manifest is not synced", CONVERSION, "path.name, document)", "path.name, document, durable=False)", POWER),
     Bug(
         "files are written in place",
-        OUTPUT_FILES,
-        'temporary = path.with_name(f".unfinished-{os.getpid()}-{path.name}")',
-        "temporary = path",
+        FILES,
+        'with open(descriptor, "wb", closefd=fcntl is None) as file:\n                yield file\n'
+        "                file.flush()\n                if durable:\n                    os.fsync(file.fileno())\n"
+        "            os.replace(draft, target)\n",
+        'with open(target, "wb") as file:\n                yield file\n',
         CONVERT,
     ),
-    Bug("the lock is not taken", OUTPUT_FILES, "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass", CONVERT),
+    Bug("the lock is not taken", FILES, "fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass", CONVERT),
     Bug(
         "shards of another job are used",
         CONVERSION,
-        "if not job.exists() or job.read_text() != identity:",
+        "if not job.exists() or read_text(job) != identity:",
         "if not job.exists():",
         CONVERT,
     ),
@@ -89,7 +92,7 @@ BUGS = (
     ),
     Bug(
         "the lock's file stays",
-        OUTPUT_FILES,
+        FILES,
         "path.unlink(missing_ok=True)\n            return",
         "pass\n            return",
         CONVERT,
@@ -104,8 +107,8 @@ BUGS = (
     Bug("an OSError has no status", PROGRAM, "statuses = {OSError: EX_IOERR, ", "statuses = {", CONVERT),
     Bug(
         "an error names no file",
-        OUTPUT_FILES,
-        "raise OSError(error.errno, error.strerror, str(path)) from None",
+        FILES,
+        "raise OSError(error.errno, error.strerror, str(target)) from None",
         "raise OSError(error.errno, error.strerror) from None",
         CONVERT,
     ),
@@ -129,12 +132,18 @@ BUGS = (
     Bug(
         "the state of a download stays",
         DOWNLOADS,
-        "self.path.rename(path)\n        self._state.unlink(missing_ok=True)",
-        "self.path.rename(path)",
+        "publish_file(self.path, path)\n        self._state.unlink(missing_ok=True)",
+        "publish_file(self.path, path)",
         FETCH,
     ),
-    Bug("a checkpoint is not synced", CHECKPOINT, "os.fsync(file.fileno())", "pass", POWER),
-    Bug("the folder of checkpoints is not synced", CHECKPOINT, "        _sync(self.folder)\n", "", POWER),
+    Bug(
+        "a checkpoint is not synced",
+        CHECKPOINT,
+        "draft / TENSORS, content)",
+        "draft / TENSORS, content, durable=False)",
+        POWER,
+    ),
+    Bug("the folder of checkpoints is not synced", CHECKPOINT, "            sync_folder(self.folder)\n", "", POWER),
     Bug("the oldest checkpoint is taken", CHECKPOINT, "for step in reversed(steps):", "for step in steps:", POWER),
     Bug("the newest checkpoints are removed", CHECKPOINT, "[: -self._keep]", "[self._keep :]", POWER),
     Bug(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 from pathlib import Path
 
@@ -251,3 +252,12 @@ def test_an_odd_orientation_is_none(kind: int, value: bytes, tmp_path: Path) -> 
     Image.new("RGB", (9, 5)).save(tmp_path / "a.jpg", exif=b"Exif\0\0II*\0\x08\0\0\0" + entry)
     assert (read_image(tmp_path / "a.jpg").turn, read_size(tmp_path / "a.jpg")) == (1, (5, 9))
     assert read_image(tmp_path / "a.jpg", decode=False).turn == 1
+
+
+def test_a_pipe_is_no_image(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    os.mkfifo(path)
+    for read in (read_image, read_size):
+        with pytest.raises(DataError) as caught:
+            read(path)
+        assert caught.value.path == str(path)

@@ -3,8 +3,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from safetensors.numpy import save_file
 
 from gaudi_models.errors import MissingWeightsError, UnsafeWeightsError, WeightsError
 from gaudi_models.weights import WeightsMetadata, read_weights
+from gaudi_ops.files import FileError
 
 RNG = np.random.default_rng(0)
 GAMMA = RNG.normal(size=[4]).astype(np.float32)
@@ -89,7 +92,8 @@ def write_checkpoint(folder: Path, *, others: dict[str, Any] | None = None, **no
     digest = hashlib.sha256((folder / "state.safetensors").read_bytes()).hexdigest()
     manifest = {"format": "gaudi-apps checkpoint", "version": 2, "step": 3, "facts": notes}
     manifest["sha256"] = {"state.safetensors": digest}
-    (folder / "manifest.json").write_text(json.dumps({"manifest_sha256": "...", "manifest": manifest}))
+    checksum = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps({"manifest_sha256": checksum, "manifest": manifest}))
     return folder
 
 
@@ -124,6 +128,34 @@ def test_checkpoint_whose_tensors_changed(tmp_path: Path) -> None:
     (folder / "state.safetensors").unlink()
     with pytest.raises(WeightsError, match=r"has no state\.safetensors"):
         read_weights(folder)
+
+
+def test_checkpoint_whose_classes_changed(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "x", categories=[{"id": 7, "name": "bee"}])
+    path = folder / "manifest.json"
+    path.write_text(path.read_text().replace("bee", "fly"))
+    with pytest.raises(WeightsError) as caught:
+        read_weights(folder)
+    assert caught.value.path == str(path)
+
+
+def test_archives_that_swell_are_refused_before_they_do(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez_compressed(path, a=np.zeros(2**25, np.float32))
+    tracemalloc.start()
+    with pytest.raises(WeightsError) as caught:
+        read_weights(path)
+    assert tracemalloc.get_traced_memory()[1] < 2**24
+    tracemalloc.stop()
+    assert caught.value.path == str(path)
+
+
+@pytest.mark.parametrize("name", ["x.pth", "x.npz", "x.h5", "x.safetensors"])
+def test_pipes_are_no_weights(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(FileError) as caught:
+        read_weights(tmp_path / name)
+    assert (caught.value.exit_status, caught.value.path) == (65, str(tmp_path / name))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,3 +94,25 @@ def test_command_line_errors_do_not_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(FlagError) as caught:
         parse(tmp_path, "batch_size: 3\n", "--batch_size", "x")
     assert "run.yaml" not in str(caught.value)
+
+
+def test_a_file_that_would_swell_is_refused_at_once(tmp_path: Path) -> None:
+    rows = [f"r{row}: &r{row} [{', '.join([f'*r{row - 1}'] * 10 if row else ['x'] * 10)}]\n" for row in range(30)]
+    with pytest.raises(ConfigFileError) as caught:
+        parse(tmp_path, "".join(rows))
+    assert (caught.value.exit_status, caught.value.path) == (78, str(tmp_path / "run.yaml"))
+
+
+def test_a_pipe_is_no_file_of_flags(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    os.mkfifo(path)
+    with pytest.raises(ConfigFileError) as caught:
+        parse_config(SSDConfig, ["--config", str(path)], prog="ssd_train", description="")
+    assert caught.value.path == str(path)
+
+
+@pytest.mark.parametrize("argument", [["--model_dir", ""], ["--model_dir="], ["--inference", "a.jpg", ""]])
+def test_an_empty_value_is_no_path(argument: list[str]) -> None:
+    with pytest.raises(FlagError) as caught:
+        parse_config(SSDConfig, argument, prog="ssd_train", description="")
+    assert caught.value.flag == argument[0].rstrip("=")

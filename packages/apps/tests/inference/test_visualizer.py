@@ -10,6 +10,7 @@ from gaudi_apps.inference.visualizer import (
     Image,
     compare_images,
     draw_detections,
+    name_image,
     write_image,
 )
 from gaudi_datasets.drawing import class_colour, to_drawable
@@ -83,3 +84,10 @@ def test_written_image_has_the_colours_of_the_given_one(tmp_path: Path) -> None:
     write_image(tmp_path / "a.png", image)
     np.testing.assert_array_equal(cv2.imread(str(tmp_path / "a.png"))[:, :, ::-1], image)
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_no_two_drawings_have_one_name(tmp_path: Path) -> None:
+    taken: list[Path] = []
+    for image_id, name in enumerate(["a-3.jpg", "a.jpg", "z/a.jpg", "y/a.png"], 1):
+        taken.append(name_image(tmp_path, name, image_id, ".png", taken))
+    assert [path.name for path in taken] == ["a-3.png", "a.png", "a-4.png", "a-5.png"]

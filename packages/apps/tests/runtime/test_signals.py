@@ -38,7 +38,7 @@ def test_sigterm_is_ctrl_c_where_nothing_has_to_be_saved(tmp_path: Path) -> None
 import os, signal, sys
 from pathlib import Path
 from gaudi_ops.program import run_program
-from gaudi_datasets.output_files import staging_folder
+from gaudi_ops.files import staging_folder
 
 def main():
     with staging_folder(Path(sys.argv[1])):

@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from gaudi_apps.training.reports import History, read_history
 from gaudi_apps.training.trainer import Score
 
@@ -56,3 +58,32 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
 
 def test_no_file_is_no_rows(tmp_path: Path) -> None:
     assert read_history(tmp_path / "history.jsonl") == []
+
+
+ODD_LINES = (
+    "{",
+    "[]",
+    "3",
+    '"a"',
+    '{"loss": 1}',
+    '{"step": "2"}',
+    '{"step": -1}',
+    '{"step": true}',
+    '{"step": 2, "a": "b"}',
+)
+
+
+@pytest.mark.parametrize("odd", [*ODD_LINES, "", "\x00", "[" * 100_000])
+def test_a_damaged_line_costs_no_good_row(tmp_path: Path, odd: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text(f'{{"step": 1, "loss": 3}}\n{odd}\n{{"step": 3, "loss": 1}}\n')
+    with open_history(path, 5):
+        assert [row["step"] for row in read_history(path)] == [1, 3]
+    assert f"{path}: line 2 " in capsys.readouterr().err
+    assert len(path.read_text().splitlines()) == 2
+
+
+def test_of_each_step_the_last_row_counts(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text("".join(f'{{"step": {step}, "loss": {loss}}}\n' for step, loss in ((2, 5), (1, 4), (2, 3))))
+    assert read_history(path) == [{"step": 1, "loss": 4}, {"step": 2, "loss": 3}]

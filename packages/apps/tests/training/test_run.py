@@ -69,4 +69,4 @@ def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(records: 
     assert histories[0] == histories[1]
     assert [row["step"] for row in histories[0]] == [1, 2, 3, 4]
     assert json.loads((broken / "evaluation.json").read_text())["step"] == 4
-    assert [*tmp_path.rglob("*.tmp"), *tmp_path.rglob(".unfinished-*")] == []
+    assert [*tmp_path.rglob("*.tmp"), *tmp_path.rglob(".unfinished*")] == []

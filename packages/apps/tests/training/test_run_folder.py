@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gaudi_apps.runtime.errors import RunChangedError
-from gaudi_apps.training import run
-from gaudi_apps.training.checkpoint import CheckpointFolder
+from gaudi_apps.runtime.errors import RunChangedError, RunInUseError
+from gaudi_apps.training import checkpoint, run
+from gaudi_apps.training.checkpoint import MANIFEST, CheckpointFolder, load_checkpoint
 from gaudi_apps.training.recipe import Choice, Recipe, read_recipe
-from gaudi_apps.training.run_dir import RUN_FILE, RunFolder
+from gaudi_apps.training.run_dir import LOCK, RUN_FILE, RunFolder
 from gaudi_datasets.errors import DataError, UnsafeError
 
 SETTINGS: dict[str, Any] = {
@@ -260,3 +263,85 @@ def test_files_of_somebody_else_are_not_those_of_a_run(tmp_path: Path, name: str
     (tmp_path / name).write_text("own")
     with pytest.raises(UnsafeError):
         RunFolder(tmp_path).validate(SETTINGS, files=run.FILES, folders=run.FOLDERS)
+
+
+def hold_folder(folder: Path, held: Any) -> None:
+    with RunFolder(folder).lock():
+        held.set()
+        signal.pause()
+
+
+def test_a_second_training_is_refused_while_the_first_one_lives(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    held, folder = context.Event(), tmp_path / "run"
+    first = context.Process(target=hold_folder, args=(folder, held))
+    first.start()
+    assert held.wait(600)
+    with (
+        pytest.raises(RunInUseError, match=str(first.pid)) as caught,
+        RunFolder(folder).lock(),
+    ):
+        pass
+    assert (caught.value.exit_status, caught.value.path) == (75, str(folder))
+    assert list_files(folder) == [LOCK]
+    first.kill()
+    first.join()
+    with RunFolder(folder).lock():
+        begin(folder)
+        assert RunFolder(folder).clean() == 0  # the lock is none of its files
+        begin(folder)
+    assert list_files(folder) == [RUN_FILE]
+
+
+def test_checkpoints_are_those_of_the_run_and_of_their_step(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        begin(tmp_path / name)
+        for step in (1, 2):
+            save_checkpoint(tmp_path / name, step)
+    assert load_checkpoint(tmp_path / "a" / "checkpoints" / "step-00000002").step == 2
+    own, told = CheckpointFolder(tmp_path / "a" / "checkpoints"), list[str]()
+    shutil.copytree(tmp_path / "b" / "checkpoints" / "step-00000002", own.path(3))
+    shutil.rmtree(own.path(2))
+    shutil.copytree(tmp_path / "b" / "checkpoints" / "step-00000002", own.path(2))
+    shutil.copytree(own.path(1), own.path(999))
+    for step, field in ((2, "run"), (3, "step"), (999, "step")):
+        with pytest.raises(DataError) as caught:
+            load_checkpoint(own.path(step))
+        assert (caught.value.path, caught.value.field) == (str(own.path(step)), field)
+    assert own.load_newest(report=told.append).step == 1
+    assert len(told) == 3
+
+
+@pytest.mark.parametrize("step", [-1, True, 2.0, 2**70])
+def test_steps_that_are_forged_are_no_steps(tmp_path: Path, step: Any) -> None:
+    begin(tmp_path)
+    save_checkpoint(tmp_path, 1)
+    path = CheckpointFolder(tmp_path / "checkpoints").path(1)
+    manifest = json.loads((path / MANIFEST).read_text())["manifest"]
+    (path / MANIFEST).write_bytes(checkpoint._render({**manifest, "step": step}))
+    with pytest.raises(DataError) as caught:
+        load_checkpoint(path)
+    assert caught.value.field == "step"
+
+
+def test_settings_of_a_checkpoint_are_those_of_its_run(tmp_path: Path) -> None:
+    begin(tmp_path)
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    folder.save(1, {"a": np.zeros(3)}, {"settings": {"batch_size": 8, "data": "as a former release has it"}})
+    assert folder.load_newest().step == 1
+    edit_record(tmp_path, settings={"batch_size": 9})
+    with pytest.raises(DataError) as caught:
+        load_checkpoint(folder.path(1))
+    assert caught.value.field == "batch_size"
+
+
+def test_runs_of_former_releases_have_no_id_and_go_on(tmp_path: Path) -> None:
+    begin(tmp_path)
+    record = json.loads((tmp_path / RUN_FILE).read_text())
+    del record["id"]
+    (tmp_path / RUN_FILE).write_text(json.dumps(record))
+    save_checkpoint(tmp_path)
+    manifest = json.loads((tmp_path / "checkpoints" / "step-00000001" / MANIFEST).read_text())["manifest"]
+    assert "run" not in manifest
+    assert begin(tmp_path)
+    assert CheckpointFolder(tmp_path / "checkpoints").load_newest().step == 1

@@ -25,6 +25,7 @@ from gaudi_apps.detection.evaluator import DetectionEvaluator, Scored
 from gaudi_apps.training.callbacks import Heartbeat
 from gaudi_apps.training.checkpoint import MANIFEST, TENSORS, Checkpoint, CheckpointFolder, load_checkpoint
 from gaudi_apps.training.reports import read_history
+from gaudi_apps.training.run_dir import LOCK, RunFolder
 from gaudi_datasets.detection.scoring import FIGURES, CocoScores
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.detection.static_batches import write_static_batches
@@ -618,3 +619,22 @@ def test_files_that_are_not_there_are_named(train_files: Program, tmp_path: Path
     done = train_files(tmp_path / "run", "--train_images", tmp_path / "nowhere")
     assert (done.status, (tmp_path / "run").exists()) == (66, False)
     assert "nowhere" in done.err
+
+
+def test_a_training_beside_another_ends_and_writes_nothing(train: Program, tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run").lock():
+        before = list_files(tmp_path)
+        assert train(tmp_path / "run", "--steps", 1).status == 75
+        assert list_files(tmp_path) == before
+    assert train(tmp_path / "run", "--steps", 1).status == 0
+    assert not (tmp_path / "run" / LOCK).exists()
+
+
+def test_the_position_in_the_data_is_that_of_the_step(train: Program, tmp_path: Path) -> None:
+    assert train(tmp_path, "--steps", 2).status == 0
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    newest = folder.load_newest()
+    folder.save(999, newest.tensors, newest.metadata)  # with the run's id: its position is that of step 2
+    done = train(tmp_path, "--steps", 2)
+    assert done.status == 65
+    assert str(folder.path(999)) in done.err

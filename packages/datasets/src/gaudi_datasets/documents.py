@@ -13,10 +13,12 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 
 from gaudi_datasets.errors import DataError, GaudiError, MissingInputError
+from gaudi_ops.files import MOST_TEXT_BYTES, read_file
 
 Parsed = TypeVar("Parsed")
 
 INT64_MAX = 2**63 - 1
+_MOST_BYTES = 2**34  # of annotations; those of the largest public data sets have 6 GB
 _SHOWN = 60  # characters of a wrong value that a message shows
 _REMEMBERED = 1000  # faults that are kept with their message
 
@@ -62,7 +64,7 @@ def load_json(path: Path, *, mark_masks: bool = False) -> Any:
         DataError: it is a folder, it is empty, or it is not JSON (NaN and Infinity are not).
     """
     _require_file(path, "JSON")
-    content = path.read_bytes()
+    content = read_file(path, limit=_MOST_BYTES)
     if not content.strip():
         raise DataError("is empty", path=path, remedy="give a JSON file")
     try:
@@ -227,9 +229,6 @@ def shorten(value: object) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
-_MOST_BYTES = 2**24
-
-
 def load_yaml(path: Path) -> Any:
     """Read a YAML file, without anchors and references, by which a small file becomes a huge one.
 
@@ -238,10 +237,9 @@ def load_yaml(path: Path) -> Any:
         DataError: it is a folder, it is larger than 16 MiB, or it is not YAML of plain values.
     """
     _require_file(path, "YAML")
-    if path.stat().st_size > _MOST_BYTES:
-        raise DataError(f"has {path.stat().st_size} bytes; a YAML file may have {_MOST_BYTES}", path=path)
+    content = read_file(path, limit=MOST_TEXT_BYTES)
     try:
-        loader = _PlainLoader(path.read_bytes())
+        loader = _PlainLoader(content)
         try:
             return loader.get_single_data()
         finally:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from gaudi_ops.errors import DataError as DataError
 from gaudi_ops.errors import GaudiError as GaudiError
+from gaudi_ops.errors import UnsafeError as UnsafeError
 
 
 class FlagError(GaudiError, ValueError):
@@ -11,22 +13,10 @@ class FlagError(GaudiError, ValueError):
     exit_status = 64
 
 
-class DataError(GaudiError, ValueError):
-    """Data that was found but breaks its format."""
-
-    exit_status = 65
-
-
 class MissingInputError(GaudiError, FileNotFoundError):
     """A file or a folder that is not where it was named."""
 
     exit_status = 66
-
-
-class UnsafeError(GaudiError):
-    """Something refused because it would destroy what somebody may still want, or reaches where it must not."""
-
-    exit_status = 77
 
 
 class TransferError(GaudiError, OSError):

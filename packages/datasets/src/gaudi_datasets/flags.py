@@ -26,12 +26,14 @@ from gaudi_datasets.arguments import (
     FormerFlag,
     FormerFlagError,
     list_options,
+    list_typed,
     name_as_typed,
     normalize_arguments,
     replace_former_flags,
     walk_groups,
 )
 from gaudi_datasets.errors import FlagError
+from gaudi_ops.files import read_text
 
 Config = TypeVar("Config")
 
@@ -125,6 +127,11 @@ def parse_flags(
     """
     box = io.StringIO()
     arguments = normalize_arguments(replace_former_flags(argv, former_flags, config_class), config_class)
+    fields = (field for _, own in walk_groups(config_class) for field, _ in own)
+    may_be_empty = {f"--{field.name}" for field in fields if field.default == ""}
+    for typed in list_typed(arguments, config_class):
+        if "" in typed.values and typed.flag not in may_be_empty:  # a path would be the current folder
+            raise FlagError(f"{typed.word}: is empty", flag=typed.flag, remedy="give a value, or leave it out")
     if "--help" in arguments or "-h" in arguments:
         for group, _ in walk_groups(config_class):
             _set_help(group)
@@ -227,7 +234,7 @@ def _read_field_texts(module: str) -> Mapping[tuple[str, str], str]:
     if path is None:
         return {}
     texts = {}
-    for node in ast.parse(Path(path).read_text(encoding="utf-8")).body:
+    for node in ast.parse(read_text(Path(path))).body:
         if isinstance(node, ast.ClassDef):
             for field, below in zip(node.body, node.body[1:], strict=False):
                 text = below.value if isinstance(below, ast.Expr) else None

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_ops.files import open_regular_file, read_file
 
 CMYK_FIX = "CMYK JPEG made RGB"
 TURN_FIX = "turned upright by EXIF"
@@ -81,8 +82,7 @@ def read_content(path: Path) -> bytes:
         DataError: it is a folder.
     """
     try:
-        with path.open("rb", buffering=0) as file:  # a buffer would double the calls
-            return file.readall()
+        return read_file(path)
     except (FileNotFoundError, NotADirectoryError):
         raise _missing(path) from None
     except IsADirectoryError:
@@ -148,7 +148,7 @@ def read_head(path: Path) -> tuple[tuple[int, int], int]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(path, formats=_READ) as image:
+            with open_regular_file(path) as file, Image.open(file, formats=_READ) as image:
                 turn = left = _read_turn(image)
                 if image.format == "TIFF":  # by its version, Pillow tells the size before or after turning it
                     image.load()

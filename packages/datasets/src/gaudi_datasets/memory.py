@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gaudi_ops.files import read_text
+
 SHARE_OF_FREE_MEMORY = 0.5  # the rest is for the network, whose needs come later
 
 
@@ -56,7 +58,7 @@ def read_group_limits(
     mounted: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> Iterator[int]:
     """Yield the bytes that each control group of this process with a limit leaves (Linux, cgroups 1 and 2)."""
-    lines = membership.read_text().splitlines() if membership.is_file() else []
+    lines = read_text(membership).splitlines() if membership.is_file() else []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers in ("", "memory"):
@@ -72,9 +74,9 @@ def read_group_limits(
 
 
 def _read_limit(limit: Path, used: Path, statistics: Path) -> Iterator[int]:
-    if not (limit.is_file() and used.is_file()) or limit.read_text().strip() == "max":
+    if not (limit.is_file() and used.is_file()) or read_text(limit).strip() == "max":
         return
     # Files in the page cache count as used, and go when memory is asked for.
-    lines = statistics.read_text().splitlines() if statistics.is_file() else []
+    lines = read_text(statistics).splitlines() if statistics.is_file() else []
     reclaimable = dict(line.split() for line in lines).get("inactive_file", "0")
-    yield max(0, int(limit.read_text()) - int(used.read_text()) + int(reclaimable))
+    yield max(0, int(read_text(limit)) - int(read_text(used)) + int(reclaimable))

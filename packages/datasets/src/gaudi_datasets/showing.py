@@ -17,9 +17,9 @@ from gaudi_datasets.detection.examples import DetectionExample
 from gaudi_datasets.detection.sources import DetectionSource, name_place
 from gaudi_datasets.drawing import add_caption, decode_image, draw_boxes, fit_image, join_images
 from gaudi_datasets.errors import FlagError, UnsafeError
-from gaudi_datasets.output_files import staging_folder
 from gaudi_datasets.program import count_things
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, image_generator
+from gaudi_ops.files import publish_file, staging_folder
 
 Source = DetectionSource | ClassificationSource
 Example = DetectionExample | ClassificationExample
@@ -89,7 +89,7 @@ def write_images(
                 "is there already", path=output_dir / there, remedy="name another --output_dir or --overwrite"
             )
         for name in names:
-            (staging / name).replace(output_dir / name)
+            publish_file(staging / name, output_dir / name)
     return [output_dir / name for name in names]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import google_crc32c
 import pytest
 
-from gaudi_datasets.errors import DataError, UnsafeError
+from gaudi_datasets.errors import DataError, FlagError, UnsafeError
 from gaudi_datasets.records.conversion import write_shards
 from gaudi_datasets.records.tfrecords import index_records, read_record
 
@@ -207,8 +207,8 @@ def test_publishing_is_finished_where_it_was_stopped(
         return call
 
     with monkeypatch.context() as patch:
-        for name in ("unlink", "replace"):
-            patch.setattr(Path, name, stop_in_time(getattr(Path, name)))
+        patch.setattr(Path, "unlink", stop_in_time(Path.unlink))
+        patch.setattr(os, "replace", stop_in_time(os.replace))
         with pytest.raises(KeyboardInterrupt):
             write(9, out, shards=4, overwrite=True)
     write(9, out, shards=4, overwrite=True)
@@ -343,3 +343,10 @@ def test_an_interrupt_while_workers_start_shows_no_traceback(tmp_path: Path) -> 
     words = [sys.executable, str(program), str(tmp_path / "records")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stderr) == (75, "x: error: interrupted\n")
+
+
+def test_more_shards_than_are_of_use_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FlagError) as caught:
+        write(3, tmp_path, shards=10**9)
+    assert (caught.value.exit_status, caught.value.flag) == (64, "--shards")
+    assert list(tmp_path.iterdir()) == []

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from gaudi_distributed.cluster.hosts import (
     check_host,
     expand_node_list,
     expand_task_counts,
+    find_cluster,
     join_port,
     parse_hostfile,
     parse_hosts,
 )
-from gaudi_distributed.errors import ConfigurationError
+from gaudi_distributed.errors import ConfigurationError, MissingProgramError
 
 
 @pytest.mark.parametrize("name", ["a", "node-1.example.org", "10.0.0.1", "fe80::1", "A" * 63, "1a", "xn--bcher-kva"])
@@ -145,3 +149,10 @@ def test_task_counts() -> None:
 def test_ports() -> None:
     assert join_port("a", 22) == "a:22"
     assert join_port("::1", 22) == "[::1]:22"
+
+
+def test_a_pipe_is_no_hostfile(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "hosts")
+    with pytest.raises(MissingProgramError) as caught:
+        find_cluster({}, hostfile=tmp_path / "hosts")
+    assert caught.value.path == str(tmp_path / "hosts")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gaudi_distributed.errors import ConfigurationError
+from gaudi_distributed.cluster.hosts import write_file
+from gaudi_distributed.errors import ConfigurationError, UnsafeError
 from gaudi_distributed.launch.cli import launch
 
 Plan = Callable[..., str]
@@ -48,6 +50,18 @@ def test_a_file_is_written_as_a_whole(tmp_path: Path, capfd: pytest.CaptureFixtu
     assert list(tmp_path.iterdir()) == [target]
     assert launch(["--np", "2", "--slurm_script", str(tmp_path / "no" / "job.sh"), "ssd_train"], {}) == 74
     assert capfd.readouterr().out == ""
+
+
+def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "job.sh"
+    os.mkfifo(target)
+    with pytest.raises(UnsafeError) as caught:
+        write_file(target, "")
+    assert (caught.value.exit_status, caught.value.path) == (77, str(target))
+    target.unlink()
+    target.symlink_to("/dev/full")
+    assert launch(["--np", "2", "--slurm_script", str(target), "ssd_train"], {"PATH": "/usr/bin"}) == 77
+    assert (target.is_symlink(), [*tmp_path.iterdir()]) == (True, [target])
 
 
 def test_docker_is_not_for_slurm(plan: Plan) -> None:

@@ -49,6 +49,18 @@ class GaudiError(Exception):
         return line if self.remedy is None else f"{line}; {self.remedy}"
 
 
+class DataError(GaudiError, ValueError):
+    """Data that was found but breaks its format."""
+
+    exit_status = 65
+
+
+class UnsafeError(GaudiError):
+    """Something refused because it would destroy what somebody may still want, or reaches where it must not."""
+
+    exit_status = 77
+
+
 def require_choice(name: str, value: object, choices: Collection[object]) -> None:
     """Raise ValueError if an argument is none of the values that there are."""
     if value not in choices:

@@ -28,11 +28,12 @@ from gaudi_apps.training.trainer import Score
 from gaudi_datasets.classification.examples import ClassificationSource
 from gaudi_datasets.classification.pipeline import eval_dataset
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.output_files import write_atomically, write_json
+from gaudi_datasets.output_files import write_json
 from gaudi_datasets.program import make_console
 from gaudi_datasets.sampling import InputOptions
 from gaudi_datasets.tf_input import read_batches
 from gaudi_distributed import Communicator
+from gaudi_ops.files import write_atomically
 from gaudi_ops.program import say
 
 if TYPE_CHECKING:
@@ -339,5 +340,5 @@ def _make_figure(width: float, height: float) -> Figure:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    with write_atomically(path) as temporary:
-        figure.savefig(temporary, format="png")
+    with write_atomically(path) as file:
+        figure.savefig(file, format="png")

@@ -25,7 +25,7 @@ from tyro.conf import FlagCreatePairsOff
 
 from gaudi_apps.runtime.errors import ConfigFileError
 from gaudi_datasets.arguments import FormerFlag, list_given, list_typed, name_as_typed
-from gaudi_datasets.errors import FlagError, GaudiError, MissingInputError
+from gaudi_datasets.errors import DataError, FlagError, GaudiError, MissingInputError
 from gaudi_datasets.flags import parse_flags
 
 # A flag without a value: --name, and --no_name where it is on by default.
@@ -371,16 +371,16 @@ def read_flags(path: Path, config_class: type[Any], former_flags: Sequence[Forme
         ConfigFileError: no YAML, no mapping, or an entry that is no flag of `config_class` (with the nearest one).
         MissingInputError: there is no such file.
     """
-    import yaml
+    from gaudi_datasets.documents import load_yaml  # here, since help needs no YAML
 
-    if not path.is_file():
+    try:
+        entries = load_yaml(path)
+    except MissingInputError:
         raise MissingInputError(
             f"--config {path}: there is no such file", flag="--config", remedy="give a YAML file of flags"
-        )
-    try:
-        entries = yaml.safe_load(path.read_bytes())
-    except yaml.YAMLError as error:
-        raise ConfigFileError(f"is not YAML: {' '.join(str(error).split())}", path=path) from None
+        ) from None
+    except DataError as error:
+        raise ConfigFileError(str(error.args[0]), path=path, flag="--config", remedy=error.remedy) from None
     if not isinstance(entries, dict):
         raise ConfigFileError(f"holds {_describe_kind(entries)}", path=path, remedy="write one `flag: value` a line")
     _drop_former_default(entries)

@@ -26,6 +26,7 @@ from gaudi_apps.inference.visualizer import add_title, draw_detections, write_im
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.output_files import LONGEST_NAME, cut_name, take_name, write_json
 from gaudi_datasets.program import count_things
+from gaudi_ops.files import write_file
 from gaudi_ops.program import say
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class DetectionFiles:
             (self._folder / LABELS).mkdir(exist_ok=True)
             names = [re.sub(r"[\r\n]", " ", one.name) for one in self._categories]
             text = "".join(f"{name}\n" for name in names)
-            (self._folder / CLASSES).write_text(text, encoding="utf-8", errors="backslashreplace")
+            write_file(self._folder / CLASSES, text.encode(errors="backslashreplace"))
         if "csv" in self._kinds:
             write_csv(self._folder / CSV, COLUMNS, self._rows)
 
@@ -114,7 +115,7 @@ class DetectionFiles:
         ]
         folder = self._folder / LABELS
         folder.mkdir(exist_ok=True)
-        (folder / f"{stem}.txt").write_text("".join(lines), encoding="utf-8")
+        write_file(folder / f"{stem}.txt", "".join(lines), durable=False)
 
     def _add_rows(self, image: InputImage, rows: Rows, track_ids: npt.NDArray[np.int32] | None) -> None:
         frame = "" if image.frame is None else image.frame

@@ -45,6 +45,7 @@ from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.program import count_things
 from gaudi_models.architectures import SSDArchitecture, measure_ssd
 from gaudi_ops import schedules
+from gaudi_ops.files import read_file
 
 IMAGES_OF_BASE_RATE = 32
 
@@ -349,7 +350,7 @@ def describe_records(folder: Path, images: int) -> TrainingSet:
         check_shards(folder, "train")
     if path.is_file():
         try:
-            manifest = json.loads(path.read_bytes())
+            manifest = json.loads(read_file(path))
             return TrainingSet(
                 images=images or int(manifest["images"]["kept"]),
                 num_classes=len(manifest["categories"]),
@@ -394,7 +395,7 @@ def describe_annotations(path: str | Path, image_dir: str | Path, images: int) -
 def _read_static(path: Path, images: int) -> TrainingSet:
     """Read the size of the data set that static batches were made of."""
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = json.loads(read_file(path))
         return TrainingSet(images or int(manifest["num_images"]), len(manifest["categories"]))
     except FileNotFoundError:
         raise MissingInputError(

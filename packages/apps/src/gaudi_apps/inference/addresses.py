@@ -21,6 +21,7 @@ from gaudi_datasets.errors import FlagError, GaudiError, TransferError
 from gaudi_datasets.fetching.downloads import Download, Fetcher, Patience
 from gaudi_datasets.image_files import IMAGE_ENDINGS, check_image
 from gaudi_datasets.output_files import cut_name
+from gaudi_ops.files import read_file
 
 SCHEMES = ("http", "https", "rtsp")
 VIDEO_ENDINGS = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm")
@@ -146,7 +147,7 @@ def fetch_image(address: Address) -> bytes:
     patience = Patience(attempts=2, connect_seconds=SILENT_SECONDS, silent_seconds=SILENT_SECONDS)
 
     def check(path: Path) -> None:
-        check_image(path.read_bytes(), str(address), decode=False)
+        check_image(read_file(path), str(address), decode=False)
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "image"
@@ -163,7 +164,7 @@ def fetch_image(address: Address) -> bytes:
             raise type(error)(message, path=str(address), remedy=error.remedy) from None
         finally:
             timer.cancel()
-        return path.read_bytes()
+        return read_file(path)
 
 
 def open_capture(source: Source) -> Any:

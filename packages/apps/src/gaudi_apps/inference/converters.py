@@ -26,6 +26,7 @@ from gaudi_apps.runtime.errors import ExportError
 from gaudi_datasets.errors import MissingExtraError
 from gaudi_datasets.output_files import write_json
 from gaudi_models.weights import WeightsMetadata
+from gaudi_ops.files import write_file
 from gaudi_ops.tf.keras_api import keras
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
@@ -199,7 +200,7 @@ def write_onnx(network: ExportedNetwork, path: Path) -> None:
         converted, _ = tf2onnx.convert.from_function(traced, input_signature=[PIXELS], opset=ONNX_OPSET)
     onnx.helper.set_model_props(converted, {"classes": json.dumps(network.list_classes())})
     onnx.checker.check_model(converted)
-    path.write_bytes(converted.SerializeToString())
+    write_file(path, converted.SerializeToString())
 
 
 def require_onnx() -> None:
@@ -230,7 +231,7 @@ def write_tflite(network: ExportedNetwork, path: Path) -> None:
     converter = tf.lite.TFLiteConverter.from_concrete_functions([traced.get_concrete_function()], owner)
     with hold_stderr():
         content = converter.convert()
-    path.write_bytes(content)
+    write_file(path, content)
 
 
 def _own_variables(model: Any) -> Any:
@@ -251,7 +252,7 @@ def run_saved_model(path: Path, encoded_images: Sequence[bytes], folder: Path) -
     """
     files = [folder / f"image-{number}" for number in range(len(encoded_images))]
     for file, encoded in zip(files, encoded_images, strict=True):
-        file.write_bytes(encoded)
+        write_file(file, encoded, durable=False)
     result = folder / "outputs.npz"
     # Given as text: Python would put the folder of a script, which has modules of ours, first in its search path.
     script = f"{inspect.getsource(run_signatures)}\nimport sys\nrun_signatures(*sys.argv[1:])"

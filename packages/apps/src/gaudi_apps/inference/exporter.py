@@ -32,9 +32,10 @@ from gaudi_apps.inference.converters import (
 from gaudi_apps.inference.media import find_files, is_video, read_encoded
 from gaudi_apps.runtime.errors import ExportError
 from gaudi_datasets.errors import FlagError, MissingInputError, UnsafeError
-from gaudi_datasets.output_files import staging_folder, write_json
+from gaudi_datasets.output_files import write_json
 from gaudi_datasets.program import count_things
 from gaudi_models.weights import assign_weights, read_weights, write_weights
+from gaudi_ops.files import read_file, read_text, staging_folder
 from gaudi_ops.program import say
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def _spread(count: int) -> list[int]:
 
 
 def _write_manifest(folder: Path, metadata: Mapping[str, Any], images: int, agreement: Agreement) -> None:
-    files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in _list_files(folder)}
+    files = {name: hashlib.sha256(read_file(folder / name)).hexdigest() for name in _list_files(folder)}
     document = {
         "format": FORMAT,
         "version": VERSION,
@@ -204,7 +205,7 @@ def refuse_foreign(folder: Path) -> None:
     if not folder.exists():
         return
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(read_text(folder / MANIFEST))
         known = {MANIFEST, *manifest["sha256"]} if manifest["format"] == FORMAT else set()
     except (OSError, ValueError, KeyError, TypeError):
         known = set()

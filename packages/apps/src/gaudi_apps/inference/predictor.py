@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import itertools
 import json
 import os
@@ -26,9 +27,10 @@ from gaudi_apps.inference.visualizer import Image, write_image
 from gaudi_apps.runtime.errors import StopRequest
 from gaudi_apps.training.checkpoint import find_run_checkpoint
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.output_files import staging_folder, take_name, write_atomically, write_json
+from gaudi_datasets.output_files import take_name, write_json
 from gaudi_datasets.program import count_things, make_console
 from gaudi_models.weights import LoadReport, WeightsFile, WeightsMetadata, assign_weights, read_weights
+from gaudi_ops.files import publish_file, read_text, staging_folder, write_file
 from gaudi_ops.program import describe_error, say
 
 Compute = Callable[[npt.NDArray[np.float32]], Sequence[npt.NDArray[Any]]]
@@ -125,14 +127,12 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]])
 
     Bytes of file names that are not UTF-8 are escaped.
     """
-    with (
-        write_atomically(path) as temporary,
-        temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
-    ):
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        for row in rows:
-            writer.writerow([f"'{one}" if isinstance(one, str) and one.startswith(_FORMULAS) else one for one in row])
+    table = io.StringIO(newline="")
+    writer = csv.writer(table)
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([f"'{one}" if isinstance(one, str) and one.startswith(_FORMULAS) else one for one in row])
+    write_file(path, table.getvalue().encode(errors="backslashreplace"))
 
 
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r")
@@ -216,7 +216,7 @@ def _publish(draft: Path, output_dir: Path) -> None:
         if path.is_dir():
             target.mkdir(exist_ok=True)
         else:
-            os.replace(path, target)
+            publish_file(path, target)
     for name in earlier.keys() - files.keys():
         path = root / name
         is_own = path.resolve() == path and path.is_relative_to(root) and path.is_file()
@@ -236,7 +236,7 @@ def _mark_file(path: Path) -> list[int]:
 def _read_manifest(path: Path) -> dict[str, Any]:
     """Read what an earlier prediction wrote; of a file that is none of ours, nothing is removed."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_text(path))
     except (FileNotFoundError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

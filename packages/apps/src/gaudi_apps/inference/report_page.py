@@ -17,7 +17,7 @@ from gaudi_apps.inference.report_sections import RunFiles, read_run
 from gaudi_apps.training.reports import smooth
 from gaudi_apps.training.run_dir import REPORT, RunFolder
 from gaudi_datasets.errors import FlagError, UnsafeError
-from gaudi_datasets.output_files import write_atomically
+from gaudi_ops.files import read_file, write_file
 
 MARK = '<meta name="generator" content="gaudi-apps">'
 MAX_RUNS = len(COLOURS)
@@ -56,10 +56,9 @@ def write_comparison(folders: Sequence[Path], page: Path) -> None:
 
 
 def _write(page: Path, html: str) -> None:
-    if page.exists() and MARK not in page.read_bytes()[:4096].decode(errors="replace"):
+    if page.exists() and MARK not in read_file(page)[:4096].decode(errors="replace"):
         raise UnsafeError("is there, and no report of ours", path=page, remedy="move it away")
-    with write_atomically(page) as temporary:
-        temporary.write_text(html, encoding="utf-8", errors="replace")
+    write_file(page, html.encode(errors="replace"))
 
 
 def make_report(run: RunFiles) -> str:

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 from markupsafe import Markup
 
 from gaudi_apps.inference.report_charts import COLOURS, Line, draw_bars, draw_lines, draw_reliability, show_text
 from gaudi_apps.training.reports import Row, format_duration, read_history, smooth
 from gaudi_apps.training.run_dir import ANALYSIS, RUN_FILE, RUN_LOG, RunFolder
+from gaudi_datasets.documents import load_yaml
 from gaudi_datasets.errors import MissingInputError
 from gaudi_datasets.program import count_things
+from gaudi_ops.files import read_file, read_text
 
 Rows = list[tuple[str, str]]
 LOSSES = ("loss", "class_loss", "box_loss")
@@ -304,9 +305,7 @@ def embed_image(folder: Path, name: str) -> str:
     path = (folder / name).resolve()
     if not path.is_relative_to(folder.resolve()):
         raise ValueError(f"{name} is outside of the run")
-    if path.stat().st_size > MAX_IMAGE_BYTES:
-        raise ValueError(f"{name} has more than {MAX_IMAGE_BYTES} bytes")
-    content = path.read_bytes()
+    content = read_file(path, limit=MAX_IMAGE_BYTES)
     if not content.startswith(JPEG):
         raise ValueError(f"{name} is no JPEG")
     return f"data:image/jpeg;base64,{base64.b64encode(content).decode()}"
@@ -374,16 +373,13 @@ def read_run(folder: Path) -> RunFiles:
 def _read_object(path: Path, purpose: str, missing: dict[str, str]) -> dict[str, Any]:
     """Read a JSON or YAML file that holds an object; where it does not, say so and return an empty one."""
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
-        text = path.read_text(encoding="utf-8")
-        found = yaml.safe_load(text) if path.suffix == ".yaml" else json.loads(text)
+        found = load_yaml(path) if path.suffix == ".yaml" else json.loads(read_text(path, limit=MAX_FILE_BYTES))
         if not isinstance(found, dict):
             raise ValueError("it holds no object")
         return found
     except FileNotFoundError:
         missing[purpose] = f"there is no {path.name}"
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         missing[purpose] = f"{path.name} cannot be read: {next(iter(str(error).splitlines()), '')}"
     return {}
 
@@ -391,11 +387,7 @@ def _read_object(path: Path, purpose: str, missing: dict[str, str]) -> dict[str,
 def _read_rows(path: Path, purpose: str, missing: dict[str, str]) -> list[Row]:
     """Read the rows of a history that hold a step and numbers."""
     try:
-        rows = [
-            {name: value for name, value in row.items() if isinstance(value, int | float)}
-            for row in read_history(path)
-            if isinstance(row, dict) and isinstance(row.get("step"), int)
-        ]
+        rows = read_history(path)
     except (OSError, ValueError) as error:
         missing[purpose] = f"{path.name} cannot be read: {error}"
         return []

@@ -14,7 +14,7 @@ import PIL.Image
 from numpy.typing import NDArray
 
 from gaudi_datasets.drawing import Outcomes, add_caption, draw_boxes, draw_outcomes, fit_image, join_images
-from gaudi_datasets.output_files import write_atomically
+from gaudi_ops.files import write_atomically, write_file
 
 Image = NDArray[np.uint8]
 Boxes = NDArray[np.floating[Any]]
@@ -74,8 +74,7 @@ def write_image(path: Path, image: Image) -> None:
     done, encoded = cv2.imencode(path.suffix, cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
     if not done:
         raise ValueError(f"{path}: OpenCV cannot write {path.suffix} files; use .png or .jpg")
-    with write_atomically(path) as temporary:
-        temporary.write_bytes(encoded.tobytes())
+    write_file(path, encoded.tobytes(), durable=False)
 
 
 def write_worst(folder: Path, images: Iterable[tuple[dict[str, Any], Image]]) -> list[dict[str, Any]]:
@@ -92,8 +91,8 @@ def write_worst(folder: Path, images: Iterable[tuple[dict[str, Any], Image]]) ->
     rows: list[dict[str, Any]] = []
     for number, (row, image) in enumerate(images, 1):
         path = name_image(folder, row["file_name"], row["image_id"], ".jpg", prefix=f"worst-{number:02}-")
-        with write_atomically(path) as temporary:
-            fit_image(PIL.Image.fromarray(image), 1, THUMBNAIL_SIDE).save(temporary, format="JPEG", quality=82)
+        with write_atomically(path, durable=False) as file:
+            fit_image(PIL.Image.fromarray(image), 1, THUMBNAIL_SIDE).save(file, format="JPEG", quality=82)
         rows.append({**row, "image": f"{folder.name}/{path.name}"})
     written = {row["image"].rpartition("/")[2] for row in rows}
     for path in folder.glob("worst-??-*.jpg"):
@@ -110,15 +109,16 @@ def name_image(
     Args:
         folder: of the drawing.
         file_name: of the image, which may have folders; the image id stands for one without a letter.
-        image_id: is added where the name is taken.
+        image_id: is added where the name is taken, or the next number that is free.
         ending: of the new name, with its dot.
         taken: names of other drawings.
         prefix: of the new name.
     """
     stem = re.sub(r"[^\w.-]+", "_", file_name.rpartition("/")[2].rpartition(".")[0] or file_name).strip("._-")
     stem = stem.encode()[:NAME_BYTES].decode(errors="ignore") or f"{image_id}"
-    path = folder / f"{prefix}{stem}{ending}"
-    return path if path not in taken else folder / f"{prefix}{stem}-{image_id}{ending}"
+    numbers = itertools.chain([""], (f"-{number}" for number in itertools.count(image_id)))
+    paths = (folder / f"{prefix}{stem}{number}{ending}" for number in numbers)
+    return next(path for path in paths if path not in taken)
 
 
 def write_first_images(folder: Path, images: Iterable[tuple[int, Image]], num_images: int) -> list[Path]:

@@ -29,6 +29,12 @@ class RunChangedError(GaudiError, ValueError):
     exit_status = 78
 
 
+class RunInUseError(GaudiError):
+    """Another process trains in the folder of the run."""
+
+    exit_status = 75
+
+
 class ShapeError(GaudiError):
     """A tensor of a step whose shape is not fixed, or a step that was traced again."""
 

@@ -38,6 +38,7 @@ from gaudi_distributed import Communicator, SingleProcess, apply_environment
 from gaudi_distributed.cluster.elastic import RendezvousClient
 from gaudi_distributed.comm.communicator import SumOfGroup, allreduce_within
 from gaudi_distributed.comm.opening import communication_environment, open_communicator, verify_consistent
+from gaudi_ops.files import open_regular_file, read_file, read_text
 from gaudi_ops.program import say
 
 if TYPE_CHECKING:
@@ -111,7 +112,10 @@ class Session:
             yield
             return
         self.logs.mkdir(parents=True, exist_ok=True)
-        with (self.logs / LOG).open("a", encoding="utf-8", buffering=1) as log, contextlib.redirect_stdout(log):
+        with (
+            open_regular_file(self.logs / LOG, "a", encoding="utf-8", buffering=1) as log,
+            contextlib.redirect_stdout(log),
+        ):
             yield
 
     def register_logs(self) -> None:
@@ -363,7 +367,7 @@ def describe_environment(app: Application) -> dict[str, str]:
     names = ("tensorflow", "tensorflow-cpu", "tf-keras", "mxnet", "habana-tensorflow", "numpy", "gaudi-apps")
     versions = {name: find_version(name) for name in names}
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        lines = read_text(Path("/proc/cpuinfo")).splitlines()
     except OSError:
         lines = []
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
@@ -383,7 +387,7 @@ def hash_code() -> str:
         spec = util.find_spec(package)
         folder = Path(spec.origin if spec and spec.origin else package).parent
         for path in sorted(folder.rglob("*.py")):
-            content = path.read_bytes()
+            content = read_file(path)
             digest.update(f"{package}/{path.relative_to(folder)} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 

@@ -30,6 +30,7 @@ from gaudi_distributed import (
 )
 from gaudi_distributed.devices.habana import module_environment
 from gaudi_distributed.devices.machine import Machine, gather_processor
+from gaudi_ops.files import read_text
 from gaudi_ops.program import say
 
 if TYPE_CHECKING:
@@ -247,7 +248,7 @@ def _describe(threads: Threads) -> str:
 def _read_answers(path: Path) -> dict[str, tuple[int, int]]:
     """Return the results in the file that have the right form."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_text(path))
     except (OSError, ValueError):
         return {}
     answers = found.items() if isinstance(found, dict) else ()

@@ -11,12 +11,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
-import yaml
-
 from gaudi_apps.cli.flag_rules import list_flags
 from gaudi_apps.training.checkpoint import CHECKPOINTS, CheckpointFolder, find_checkpoints, find_run_checkpoint
 from gaudi_apps.training.plan import CURRENT
 from gaudi_apps.training.recipe import CHECKED, NO_RECIPE, RECIPE, SPLIT, STARTED, Length, Recipe
+from gaudi_datasets.documents import load_yaml
 from gaudi_datasets.errors import FlagError, MissingInputError
 
 if TYPE_CHECKING:
@@ -190,8 +189,8 @@ class Application(ABC):
     def read_flags_of_run(self) -> dict[str, Any]:
         """Read the flags of the run in the folder, by name; none where they cannot be read."""
         try:
-            found = yaml.safe_load((self.settings.model_dir / CONFIG).read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
+            found = load_yaml(self.settings.model_dir / CONFIG)
+        except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
 

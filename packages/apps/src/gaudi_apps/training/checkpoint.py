@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,15 @@ from safetensors.numpy import load_file, save
 
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_models.padding import Padding, PoolPadding
+from gaudi_ops.files import (
+    open_regular_file,
+    publish_file,
+    read_file,
+    remove_leftovers,
+    staging_folder,
+    sync_folder,
+    write_file,
+)
 from gaudi_ops.program import say
 
 if TYPE_CHECKING:
@@ -168,15 +176,17 @@ class CheckpointFolder:
             OSError: the disk is full or may not be written to; the earlier checkpoints stay.
         """
         target = self.path(step)
-        draft = target.with_name(f"{target.name}.tmp")
-        draft.mkdir(parents=True, exist_ok=True)
         try:
-            _write(draft, step, tensors, metadata)
-            _publish(draft, target)
-        except BaseException:
-            _remove_files(draft)
-            raise
-        _sync(self.folder)
+            with staging_folder(self.folder) as staging:
+                draft = staging / target.name
+                draft.mkdir()
+                _write(draft, step, tensors, metadata, run=read_run_record(self.folder.parent).get("id"))
+                _publish(draft, target)
+            sync_folder(self.folder)
+        except OSError as error:  # whose file has a name that nobody knows
+            if error.errno is None:
+                raise
+            raise OSError(error.errno, error.strerror, str(target)) from None
         # One of a later step could not be read, else the run would have gone on from there: it takes no place.
         for old in [old for old in self.steps() if old <= step][: -self._keep]:
             _remove_files(self.path(old))
@@ -218,6 +228,7 @@ class CheckpointFolder:
 
     def clear(self) -> None:
         """Remove all checkpoints, half-written ones too; files that this class did not write stay."""
+        remove_leftovers(self.folder)
         for path in [*self._list_folders(_NAME), *self._list_folders(_DRAFT)]:
             _remove_files(path)
         if self.folder.is_dir() and not any(self.folder.iterdir()):
@@ -235,10 +246,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Load one checkpoint folder.
 
     Raises:
-        DataError: a file is missing, damaged, or of another format.
+        DataError: a file is missing, damaged, or of another format; or the checkpoint is of another step than its
+            folder's name, or of another run than the folder above.
     """
     try:
-        content = (path / MANIFEST).read_bytes()
+        content = read_file(path / MANIFEST)
         manifest = json.loads(content)["manifest"]
         # Compared as bytes: a changed space or digit anywhere is damage.
         if content != _render(manifest):
@@ -248,11 +260,36 @@ def load_checkpoint(path: Path) -> Checkpoint:
         sha256 = manifest["sha256"][TENSORS]
         if sha256 != _sha256(path / TENSORS):
             raise DataError(f"{path / TENSORS}: is not what its manifest says; {_REMEDY}")
+        _require_place(path, manifest)
         return Checkpoint(manifest["step"], load_file(path / TENSORS), manifest["facts"], sha256)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path}: is damaged ({error!r}); {_REMEDY}") from error
+
+
+def _require_place(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise DataError unless a checkpoint is of the step that names its folder, and of the run that it lies in."""
+    step, named = manifest["step"], _NAME.fullmatch(path.name)
+    if type(step) is not int or step < 0 or (named and step != int(named[1])):
+        raise DataError(f"{path}: is of step {step!r}; {_REMEDY}", path=path, field="step")
+    run, settings = read_run_record(path.absolute().parents[1]), manifest["facts"].get("settings", {})
+    if "id" in run and manifest.get("run") != run["id"]:
+        raise DataError(f"{path}: is of another run; {_REMEDY}", path=path, field="run")
+    # The fingerprint of data may be computed otherwise in a later release.
+    for name, value in run.get("settings", {}).items():
+        if name != "data" and name in settings and settings[name] != value:
+            told = f"has {name} {settings[name]!r}, and its run {value!r}"
+            raise DataError(f"{path}: {told}; {_REMEDY}", path=path, field=name)
+
+
+def read_run_record(folder: Path) -> dict[str, Any]:
+    """Read ``run.json`` as far as it is one, for what its checkpoints share with it; empty where there is none."""
+    try:
+        found = json.loads(read_file(folder / RUN_FILE))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) and isinstance(found.get("settings"), dict) else {}
 
 
 def find_checkpoints(model_dir: Path, which: str) -> list[Path]:
@@ -311,36 +348,28 @@ def read_initial_weights(path: str) -> WeightsFile:
     return read_weights(chosen)
 
 
-def _write(draft: Path, step: int, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, Any]) -> None:
+def _write(
+    draft: Path, step: int, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, Any], *, run: str | None
+) -> None:
     # In memory, for the library's own writing goes through a file of its own, which stays where a run is killed in it.
     content = save(dict(tensors))
     sha256 = {TENSORS: hashlib.sha256(content).hexdigest()}
     manifest = {"format": FORMAT, "version": VERSION, "step": step, "sha256": sha256, "facts": dict(metadata)}
-    _write_file(draft / TENSORS, content)
-    _write_file(draft / MANIFEST, _render(manifest))
-    _sync(draft)
-
-
-def _write_file(path: Path, content: bytes) -> None:
-    try:
-        with path.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:  # of a full disk it does not name the file
-        raise OSError(error.errno, error.strerror, str(path)) from None
+    if run is not None:  # of a run that began before runs had one, no checkpoint has it
+        manifest["run"] = run
+    write_file(draft / TENSORS, content)
+    write_file(draft / MANIFEST, _render(manifest))
 
 
 def _publish(draft: Path, target: Path) -> None:
     """Give a draft its name; where that is taken, by a damaged checkpoint or notes of somebody, move its files in."""
     if not target.exists():
-        os.replace(draft, target)
+        draft.rename(target)
         return
     (target / MANIFEST).unlink(missing_ok=True)
     for name in (TENSORS, MANIFEST):
-        os.replace(draft / name, target / name)
-    _sync(target)
-    _remove_files(draft)
+        publish_file(draft / name, target / name)
+    sync_folder(target)
 
 
 def _render(manifest: Mapping[str, Any]) -> bytes:
@@ -360,18 +389,10 @@ def _remove_files(folder: Path) -> None:
 
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular_file(path) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def require_names(found: Iterable[str], expected: Iterable[str]) -> None:

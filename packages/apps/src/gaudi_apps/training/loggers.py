@@ -23,7 +23,8 @@ from urllib.parse import urlsplit, urlunsplit
 from gaudi_apps.runtime.errors import RanksChangedError, StoppedError, warn
 from gaudi_apps.training.trainer import Callback, Score
 from gaudi_datasets.errors import MissingExtraError
-from gaudi_datasets.output_files import write_atomically, write_json
+from gaudi_datasets.output_files import write_json
+from gaudi_ops.files import open_regular_file, read_text, write_file
 
 Ending: TypeAlias = Literal["FINISHED", "KILLED", "FAILED"]  # as MLflow names them; a run that was stopped is killed
 METRICS = "metrics.csv"
@@ -123,7 +124,7 @@ class RunLogger(Callback):
     def read_id(self) -> str | None:
         """Read the id that the run has in the tracker; None for a new one."""
         try:
-            found = json.loads(self._id_file.read_text(encoding="utf-8"))["id"]
+            found = json.loads(read_text(self._id_file))["id"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return found if isinstance(found, str) else None
@@ -148,7 +149,7 @@ class CsvLogger(RunLogger):
         self._path = self.folder / METRICS
         self._rows: dict[int, dict[str, float | str]] = {}
         if self._path.is_file():
-            with self._path.open(encoding="utf-8", newline="") as file:
+            with open_regular_file(self._path, "r", encoding="utf-8", newline="") as file:
                 for row in csv.DictReader(file):
                     if row["step"].isdecimal() and int(row["step"]) <= self.trainer.step:
                         known: dict[str, float | str] = {name: text for name, text in row.items() if name and text}
@@ -179,8 +180,7 @@ class CsvLogger(RunLogger):
         table = csv.DictWriter(text, list(columns), lineterminator="\n")
         table.writeheader()
         table.writerows(row for _, row in sorted(self._rows.items()))
-        with write_atomically(self._path) as temporary:
-            temporary.write_text(text.getvalue(), encoding="utf-8")
+        write_file(self._path, text.getvalue())
 
 
 class MlflowLogger(RunLogger):

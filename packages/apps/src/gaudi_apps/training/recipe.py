@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from gaudi_apps.runtime.errors import RunChangedError
 from gaudi_datasets.errors import DataError, FlagError
 from gaudi_datasets.program import count_things
+from gaudi_ops.files import read_text
 
 if TYPE_CHECKING:
     from gaudi_datasets.layouts.splitting import SplitData
@@ -143,7 +144,7 @@ def read_recipe(model_dir: Path, given: Collection[str], minutes: float | None, 
     """
     path = model_dir / RECIPE
     try:
-        recipe = parse_recipe(json.loads(path.read_text(encoding="utf-8")), given)
+        recipe = parse_recipe(json.loads(read_text(path)), given)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, KeyError, TypeError) as error:

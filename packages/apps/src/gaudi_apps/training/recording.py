@@ -19,8 +19,8 @@ from safetensors.numpy import save_file
 
 from gaudi_apps.runtime.settings import MAX_PARITY_STEPS
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
-from gaudi_datasets.output_files import staging_folder
 from gaudi_distributed.errors import ConfigurationError
+from gaudi_ops.files import open_regular_file, read_file, staging_folder, write_file
 
 FORMAT = "gaudi-apps parity"
 VERSION = 1
@@ -112,7 +112,7 @@ def write_recording(
             tensors += [one.metadata for one in step]
         manifest = {"format": FORMAT, "version": VERSION, "settings": dict(settings), "side": dict(side)}
         document = {**manifest, "steps": files, "tensors": [asdict(tensor) for tensor in tensors]}
-        (draft / MANIFEST).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        write_file(draft / MANIFEST, json.dumps(document, indent=1) + "\n")
         for path in draft.iterdir():  # the library writes files that nobody else may read
             path.chmod((draft / MANIFEST).stat().st_mode)
         require_new(folder)
@@ -132,7 +132,7 @@ def read_recording(folder: Path) -> Recording:
     if path.stat().st_size > MAX_MANIFEST_BYTES:
         raise DataError(f"{path}: is larger than {MAX_MANIFEST_BYTES >> 20} MiB; record it again")
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_file(path))
         recording = _parse(folder, document)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{path}: is not a recording of a parity ({error}); record it again") from None
@@ -188,7 +188,7 @@ def _name_file(step: int) -> str:
 
 
 def _hash(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular_file(path) as file:
         digest = hashlib.sha256()
         while block := file.read(1 << 20):
             digest.update(block)

@@ -30,10 +30,12 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
+from gaudi_apps.runtime.errors import warn
 from gaudi_apps.training.trainer import Callback, Score
-from gaudi_datasets.output_files import write_atomically, write_json
+from gaudi_datasets.output_files import write_json
 from gaudi_datasets.program import ProgressLine, count_things, make_console
 from gaudi_datasets.records.tfrecords import frame_record
+from gaudi_ops.files import open_regular_file, read_text, write_atomically, write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -178,10 +180,9 @@ class History(Callback):
     def on_train_begin(self) -> None:
         """Open the files, without rows of steps that this run repeats."""
         for path in self._paths:
-            kept = [row for row in read_history(path) if row["step"] <= self.trainer.step]
-            with write_atomically(path) as temporary:
-                temporary.write_text("".join(_to_line(row) for row in kept), encoding="utf-8")
-            self._files.append(path.open("a", encoding="utf-8"))
+            kept = [row for row in read_history(path, report=warn) if row["step"] <= self.trainer.step]
+            write_file(path, "".join(_to_line(row) for row in kept))
+            self._files.append(open_regular_file(path, "a", encoding="utf-8"))
 
     def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
         """Append a row of scalars; it is in the file when this returns."""
@@ -230,7 +231,7 @@ class RunLog(Callback):
         self._start["first_step"] = self.trainer.step
         if self.trainer.step and self._path.exists():
             with contextlib.suppress(ValueError, KeyError, TypeError):  # a damaged one is written anew
-                self._earlier = list(json.loads(self._path.read_text(encoding="utf-8"))["starts"])
+                self._earlier = list(json.loads(read_text(self._path))["starts"])
         self._write()
 
     def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
@@ -268,17 +269,29 @@ class RunLog(Callback):
 Row = dict[str, float]
 
 
-def read_history(path: Path) -> list[Row]:
-    """Read rows in the order of their steps, up to a line that a crash cut short; none if there is no file."""
-    if not path.exists():
-        return []
-    rows: list[Row] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
+def read_history(path: Path, *, report: Callable[[str], None] = lambda text: None) -> list[Row]:
+    """Read rows by step, the last of each; `report` is told of damaged lines, but for one that a crash cut short."""
+    rows: dict[float, Row] = {}
+    *lines, last = read_text(path, errors="replace").split("\n") if path.exists() else [""]
+    damaged = []
+    for number, line in enumerate([*lines, last], 1):
+        if (row := _parse_row(line)) is not None:
+            rows[row["step"]] = row
+        elif number <= len(lines):
+            damaged.append(number)
+    if damaged:
+        report(f"{path}: line {damaged[0]} is damaged and left out (1 of {count_things(len(damaged), 'line')})")
+    return [rows[step] for step in sorted(rows)]
+
+
+def _parse_row(line: str) -> Row | None:
+    """Return the numbers of a line by name, if it has them and a step."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_row = isinstance(row, dict) and type(row.get("step")) is int and row["step"] >= 0
+    return row if is_row and all(type(value) in (int, float) for value in row.values()) else None
 
 
 def _to_line(row: Mapping[str, float]) -> str:
@@ -357,7 +370,7 @@ class SummaryWriter:
         # TensorBoard looks for names with "tfevents" in them, and reads them in the order of their names.
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}.v2"
         self._folder = folder
-        self._file = (folder / name).open("xb", buffering=0)
+        self._file = open_regular_file(folder / name, "xb", buffering=0)
         self._add(Event(file_version=FILE_VERSION))
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -440,8 +453,8 @@ def plot_curves(
     for axes in (losses, *others, rate):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    with write_atomically(path) as temporary:
-        figure.savefig(temporary, format="png")
+    with write_atomically(path) as file:
+        figure.savefig(file, format="png")
 
 
 def _draw_scores(axes: Axes, evaluations: Sequence[Mapping[str, float]]) -> None:

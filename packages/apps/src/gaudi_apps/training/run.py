@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from gaudi_apps.training.callbacks import (
 )
 from gaudi_apps.training.checkpoint import (
     Checkpoint,
+    RunState,
     load_checkpoint,
 )
 from gaudi_apps.training.loggers import LOG_FILES, RunLogger, log_score, open_loggers
@@ -39,8 +40,9 @@ from gaudi_apps.training.reports import History, ProgressBar, RunLog, TensorBoar
 from gaudi_apps.training.run_dir import ANALYSIS, DATA_FILE, REPORT, RUN_LOG, describe_data, describe_data_change
 from gaudi_apps.training.trainer import Callback, Score, Trainer, TrainingData, require_finite
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.output_files import write_atomically, write_json
+from gaudi_datasets.output_files import write_json
 from gaudi_datasets.program import count_things, make_console
+from gaudi_ops.files import write_file
 from gaudi_ops.program import say
 
 if TYPE_CHECKING:
@@ -63,11 +65,14 @@ def open_training(session: Session) -> Iterator[Trainer]:
     Raises:
         StoppedError: somebody asked the run to stop; it has saved.
         RunChangedError: the folder holds a run of other settings.
+        RunInUseError: another process trains in the folder.
     """
     names, register = session.settings.log_to, session.folder.register_files
     loggers = open_loggers(names if session.is_root else (), session.model_dir, session.settings.log_every, register)
-    with loggers as opened, _open_logged_training(session, opened) as trainer:
-        yield trainer
+    with ExitStack() as stack:
+        broadcast_from_rank0(session.communicator, lambda: stack.enter_context(session.folder.lock()))
+        with loggers as opened, _open_logged_training(session, opened) as trainer:
+            yield trainer
 
 
 @contextmanager
@@ -152,6 +157,7 @@ def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluato
     # Before anything is written or removed: a wrong file of weights leaves all as it was.
     batch_norm_images = plan.global_batch // communicator.size * run.distribution.batch_norm_group
     task, model_config, state = session.load_or_initialize(data, batch_norm_images)
+    _require_position(session, state, plan, data)
     early_stopping = EarlyStopping(target=run.target, patience=run.patience)
     if state.early_stop is not None:
         early_stopping.load(state.early_stop)
@@ -176,6 +182,18 @@ def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluato
         steps_per_call=run.steps_per_call,
     )
     return trainer, early_stopping, evaluator
+
+
+def _require_position(session: Session, state: RunState, plan: Plan, data: TrainingData) -> None:
+    """Raise DataError unless the position in the data that a checkpoint names is that after its step."""
+    position = state.epoch, state.image  # (0, 0): of a release that kept none
+    if position != (0, 0) and position != divmod(state.step * plan.global_batch, data.num_images):
+        raise DataError(
+            f"is of step {state.step}, but of epoch {position[0]}, image {position[1]}",
+            path=session.checkpoints.path(state.step),
+            field="step",
+            remedy="remove this checkpoint",
+        )
 
 
 def _validate_folder(session: Session, data: TrainingData, settings: dict[str, Any]) -> None:
@@ -267,8 +285,7 @@ def _begin_folder(session: Session, trainer: Trainer) -> None:
         for name, value in list_flags(config)
         if name not in left_out
     }
-    with write_atomically(session.model_dir / CONFIG) as temporary:
-        temporary.write_text(yaml.safe_dump(flags, sort_keys=False), encoding="utf-8")
+    write_file(session.model_dir / CONFIG, yaml.safe_dump(flags, sort_keys=False))
     for name, content in documents.items():
         write_json(session.model_dir / name, content)
     session.folder.register_files(*(session.model_dir / name for name in documents))

@@ -6,22 +6,26 @@ anything else that lies there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gaudi_apps.runtime.errors import RunChangedError
+from gaudi_apps.runtime.errors import RunChangedError, RunInUseError
 from gaudi_apps.training.checkpoint import RUN_FILE as RUN_FILE
 from gaudi_apps.training.checkpoint import CheckpointFolder, describe_class_change, list_class_names, name_some
 from gaudi_datasets.errors import DataError, UnsafeError
-from gaudi_datasets.output_files import write_atomically, write_json
+from gaudi_datasets.output_files import write_json
+from gaudi_ops.files import hold_lock, made_folder, read_owner, read_text, remove_leftovers, write_file
 
 ANALYSIS = "analysis.json"  # what the report tells besides the metrics of evaluation.json
 RUN_LOG = "run_log.json"  # plan and data of the run; command, speed and environment of each start
 REPORT = "report.html"
 RECIPE, OF_RECIPE = "recipe.json", "gaudi-apps recipe"  # name and format, of gaudi_apps.training.recipe
+LOCK = "run.lock"  # names the process that trains
 FORMAT = "gaudi-apps run"
 VERSION = 1
 
@@ -38,6 +42,28 @@ class RunFolder:
         self.folder = folder
         self._checkpoint_folders = checkpoint_folders
         self._record_path = folder / RUN_FILE
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other trainings out of the folder within a context; make it, unless it stays empty.
+
+        Raises:
+            RunInUseError: another process trains here; nothing was written.
+        """
+        path = self.folder / LOCK
+
+        def refuse() -> None:
+            owner = read_owner(path)
+            named = f"process {owner.get('process', '?')} on {owner.get('host', '?')} since {owner.get('began', '?')}"
+            raise RunInUseError(
+                f"another training runs there: {named}",
+                path=self.folder,
+                remedy=f"wait for its end or give another --model_dir, or remove {LOCK} if it has ended",
+            )
+
+        with made_folder(self.folder), hold_lock(path, waiting=refuse):
+            remove_leftovers(self.folder)
+            yield
 
     def validate(
         self,
@@ -101,7 +127,9 @@ class RunFolder:
         self.folder.mkdir(parents=True, exist_ok=True)
         if recipe is not None:
             write_json(self.folder / RECIPE, recipe)
-        record = {"format": FORMAT, "version": VERSION, "settings": dict(settings), "files": sorted(files)}
+        # Its checkpoints have the id, too, so that those of another run are told apart.
+        run = {"format": FORMAT, "version": VERSION, "id": secrets.token_hex(16)}
+        record = {**run, "settings": dict(settings), "files": sorted(files)}
         write_json(self._record_path, record)
         return False
 
@@ -126,7 +154,7 @@ class RunFolder:
     def read_data(self) -> Any:
         """Read the description of the data; None where the run has none that can be read."""
         try:
-            return json.loads((self.folder / DATA_FILE).read_text(encoding="utf-8"))
+            return json.loads(read_text(self.folder / DATA_FILE))
         except (OSError, ValueError):
             return None
 
@@ -164,9 +192,11 @@ class RunFolder:
         return removed
 
     def _is_about_to_begin(self, name: str) -> bool:
-        """Return whether a file is the recipe of a run that ended before its ``run.json`` was written."""
+        """Return whether a file is the lock, or the recipe of a run that ended before its ``run.json`` was written."""
+        if name == LOCK:
+            return True
         try:
-            text = (self.folder / name).read_text(encoding="utf-8") if name == RECIPE else "{}"
+            text = read_text(self.folder / name) if name == RECIPE else "{}"
             return bool(json.loads(text)["format"] == OF_RECIPE)
         except (OSError, ValueError, KeyError, TypeError):
             return False
@@ -190,7 +220,7 @@ class RunFolder:
 
     def _read(self) -> dict[str, Any]:
         try:
-            record: dict[str, Any] = json.loads(self._record_path.read_text(encoding="utf-8"))
+            record: dict[str, Any] = json.loads(read_text(self._record_path))
             if record["format"] != FORMAT or record["version"] != VERSION:
                 raise ValueError(f"format {record['format']!r}, version {record['version']!r}")
             files, settings = record["files"], record["settings"]
@@ -207,8 +237,7 @@ class RunFolder:
 
 def write_analysis(folder: Path, analysis: Mapping[str, Any]) -> None:
     """Write what a report tells of an evaluation, as one line of JSON; its counts would fill thousands of lines."""
-    with write_atomically(folder / ANALYSIS) as temporary:
-        temporary.write_text(json.dumps(analysis, separators=(",", ":")) + "\n", encoding="utf-8")
+    write_file(folder / ANALYSIS, json.dumps(analysis, separators=(",", ":")) + "\n")
 
 
 DATA_FILE = "training_data.json"

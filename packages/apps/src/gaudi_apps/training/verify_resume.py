@@ -25,6 +25,7 @@ from gaudi_apps.runtime.errors import ResumeError
 from gaudi_apps.training.application import Application
 from gaudi_apps.training.checkpoint import CHECKPOINTS, Checkpoint, CheckpointFolder
 from gaudi_datasets.program import count_things
+from gaudi_ops.files import write_file
 from gaudi_ops.program import say
 
 STEPS = 6
@@ -95,7 +96,7 @@ def _command(app: Application, model_dir: Path, steps: int) -> list[str]:
     flags = {**make_short_run(app.config, steps), "model_dir": str(model_dir)}
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in flags.items()}
     path = model_dir.with_suffix(".yaml")
-    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    write_file(path, yaml.safe_dump(values))
     return [sys.executable, *app.program, "--config", str(path)]
 
 

@@ -12,6 +12,7 @@ from threading import Lock
 from typing import Any
 
 from gaudi_datasets.sampling import InputOptions
+from gaudi_ops.files import open_regular_file
 
 Clock = Callable[[], float]
 """Gives seconds since some moment."""
@@ -131,7 +132,7 @@ def measure_reading(
     """
     for path in dict.fromkeys(map(source.path, order)):
         if hasattr(os, "posix_fadvise"):
-            with path.open("rb") as file:
+            with open_regular_file(path) as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     left, lock = iter(order), Lock()
     done: list[int] = []

@@ -11,6 +11,7 @@ from pathlib import Path
 from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, MissingExtraError, MissingInputError
 from gaudi_datasets.fetching.archives import Limits, extract
+from gaudi_ops.files import read_file
 
 SYNSET = re.compile(r"n\d{8}")
 
@@ -127,7 +128,7 @@ _READERS: Mapping[str, Callable[[Path, Sequence[str]], list[str]]] = {
 def _read_text(path: Path) -> str:
     if path.stat().st_size > _MOST_BYTES:
         raise DataError(f"has {path.stat().st_size} bytes; a file of labels has at most {_MOST_BYTES}", path=path)
-    content = path.read_bytes()
+    content = read_file(path)
     try:
         return content.decode()
     except UnicodeDecodeError as error:

@@ -18,6 +18,7 @@ from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import EncodedImage, check_image, to_rgb_jpeg
 from gaudi_datasets.layouts.file_checksums import find_checksums, require_checksum
+from gaudi_ops.files import open_regular_file, read_file
 
 PNG_FIX = "PNG made JPEG"
 
@@ -74,13 +75,13 @@ class FileList:
         path = self.path(row)
         if self.offsets is None:
             try:
-                return path.read_bytes()
+                return read_file(path)
             except FileNotFoundError:
                 raise MissingInputError(
                     "was there and is gone", path=path, remedy="put it back, or start again without it"
                 ) from None
         size = int(self.sizes[row])
-        with path.open("rb", buffering=0) as file:  # opened anew: threads and processes share no position
+        with open_regular_file(path, buffering=0) as file:  # opened anew: threads and processes share no position
             content = os.pread(file.fileno(), size, int(self.offsets[row]))
         if len(content) != size:
             raise DataError("is cut off now", path=self.place(row), remedy="do not change the tar meanwhile")

@@ -17,7 +17,7 @@ from PIL import Image
 
 from gaudi_datasets.documents import load_json
 from gaudi_datasets.errors import DataError, MissingExtraError, UnsafeError
-from gaudi_datasets.output_files import staging_folder
+from gaudi_ops.files import staging_folder, write_file
 
 SPLITS = ("train", "val")
 
@@ -87,7 +87,7 @@ def make_scenes(
             (staging / split).mkdir()
             document = _make_split(staging / split, digits[split], first_id, counts[split], seed, image_size)
             annotations = staging / "annotations" / f"instances_{split}.json"
-            annotations.write_text(json.dumps({"info": info, **document}), encoding="utf-8")
+            write_file(annotations, json.dumps({"info": info, **document}))
             first_id += counts[split]
         for name in (*SPLITS, "annotations"):
             (staging / name).rename(output_dir / name)

@@ -24,11 +24,12 @@ from gaudi_datasets.detection.pipeline import train_dataset
 from gaudi_datasets.detection.sources import DetectionSource
 from gaudi_datasets.documents import CHECKSUM, Faults, Record, load_json, require_seal, seal
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
-from gaudi_datasets.output_files import staging_folder, write_json
+from gaudi_datasets.output_files import write_json
 from gaudi_datasets.records.tfrecords import Kind, encode_features, frame_record, index_records, read_record
 from gaudi_datasets.sampling import InputOptions
 from gaudi_datasets.tf_input import read_batches
 from gaudi_ops import SSD300, DefaultBoxSpec
+from gaudi_ops.files import made_folder, write_file
 
 MANIFEST_FORMAT = "gaudi-datasets static batches"
 MANIFEST_VERSION = 1  # of the files, and of what `train_dataset` makes of a source and a seed
@@ -112,15 +113,14 @@ def write_static_batches(
     identities = [_hash(json.dumps({**settings, "step": step})) for step in range(steps)]
     missing = [step for step in range(steps) if not _is_there(folder / names[step], identities[step], overwrite)]
     done = steps - len(missing)
-    with staging_folder(folder) as staging:
+    with made_folder(folder):
         if missing:  # until all is whole again there is nothing to train on
             manifest_path.unlink(missing_ok=True)
         for step, batch in _make_batches(source, options, missing, spec):
             tensors: dict[str, tuple[Kind, list[bytes]]] = {
                 name: ("bytes", [tf.io.serialize_tensor(tensor).numpy()]) for name, tensor in batch.items()
             }
-            (staging / names[step]).write_bytes(frame_record(_head(identities[step]) + encode_features(tensors)))
-            (staging / names[step]).replace(folder / names[step])
+            write_file(folder / names[step], frame_record(_head(identities[step]) + encode_features(tensors)))
             done += 1
             if progress is not None:
                 progress(done, steps)

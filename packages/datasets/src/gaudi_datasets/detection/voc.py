@@ -14,6 +14,7 @@ import defusedxml
 import defusedxml.ElementTree
 
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_ops.files import read_file, read_text
 
 IMAGE_FOLDER = "JPEGImages"
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -145,7 +146,7 @@ def _read_image_sets(root: Path, image_sets: Sequence[str], known: Container[str
         if not path.is_file():
             there = ", ".join(sorted(other.stem for other in path.parent.glob("*.txt"))) or "none"
             raise MissingInputError(f"there is no such image set; there are: {there}", path=path)
-        stems += [find_stem(line, known) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        stems += [find_stem(line, known) for line in read_text(path).splitlines() if line.strip()]
     return list(dict.fromkeys(stems))
 
 
@@ -156,7 +157,7 @@ def parse_xml(path: Path) -> Element:
         DataError: it is no XML, or uses entities.
     """
     try:
-        tree: Element = defusedxml.ElementTree.fromstring(path.read_bytes())
+        tree: Element = defusedxml.ElementTree.fromstring(read_file(path))
     except (ParseError, defusedxml.DefusedXmlException, ValueError, LookupError) as error:  # the last two: encodings
         raise DataError(f"is no XML that can be read safely ({error})", path=path, remedy="fix or remove it") from None
     return tree

@@ -12,6 +12,7 @@ from typing import Any
 from gaudi_datasets.documents import load_yaml, shorten
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import IMAGE_ENDINGS, read_size
+from gaudi_ops.files import read_text
 
 # What the tools that read this format take for images; the last three are refused, by name, when they are read.
 _IMAGE_SUFFIXES = {*IMAGE_ENDINGS, ".dng", ".heic", ".pfm"}
@@ -258,6 +259,6 @@ def _span(centre: float, length: float, pixels: int) -> tuple[float, float]:
 
 def _read_lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return read_text(path).splitlines()
     except UnicodeDecodeError as error:
         raise DataError(f"is no text in UTF-8 (byte {error.start})", path=path, remedy="write it again") from None

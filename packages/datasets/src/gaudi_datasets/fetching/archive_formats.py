@@ -16,10 +16,11 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, BinaryIO, TypeAlias
+from typing import IO, TypeAlias
 
 from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
+from gaudi_ops.files import open_regular_file
 
 FILE, FOLDER = "a file", "a folder"
 Handle: TypeAlias = tarfile.TarInfo | zipfile.ZipInfo
@@ -96,7 +97,7 @@ def open_archive(path: Path, part: tuple[int, int] | None = None, *, called: str
     if not path.exists():
         raise MissingInputError("there is no such archive", path=path, remedy="give the path of a zip or tar file")
     with contextlib.ExitStack() as stack, naming_damage(called or str(path)):
-        file: BinaryIO = stack.enter_context(path.open("rb"))
+        file: IO[bytes] = stack.enter_context(open_regular_file(path))
         first_bytes = file.read(2)
         if part is not None:
             yield _Tar(_TarContent(file, *part), offset=part[0])

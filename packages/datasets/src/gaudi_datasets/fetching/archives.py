@@ -20,7 +20,7 @@ from typing import NoReturn
 from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, UnsafeError
 from gaudi_datasets.fetching.archive_formats import FILE, FOLDER, Archive, Member, naming_damage, open_archive
-from gaudi_datasets.output_files import hold_lock
+from gaudi_ops.files import hold_lock, open_regular_file
 
 _CHUNK = 2**20
 _RATIO_FROM = 2**20  # bytes; less than that unpacked harms nobody
@@ -109,7 +109,11 @@ def extract(
                 inner = unpacked / member.name.removeprefix(f"{folder}/" if folder else "")
                 inner.parent.mkdir(parents=True, exist_ok=True)
                 called = f"{path}: member {shorten(member.name)}"
-                with naming_damage(called), archive.open(member.handle) as source, inner.open("xb") as file:
+                with (
+                    naming_damage(called),
+                    archive.open(member.handle) as source,
+                    open_regular_file(inner, "xb") as file,
+                ):
                     shutil.copyfileobj(source, file, _CHUNK)
                     if file.tell() != member.size:
                         raise tarfile.ReadError(f"it has {file.tell()} bytes, {member.size} announced")

@@ -16,6 +16,7 @@ import google_crc32c
 
 from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError
+from gaudi_ops.files import open_regular_file, read_file
 
 _FOOTER_BYTES, _MAGIC = 48, 0xDB4775248B80FB57
 _BLOCK_END = struct.Struct("<BI")  # kind of compression, checksum
@@ -42,7 +43,7 @@ def read_index(path: Path) -> list[Tensor]:
     Raises:
         DataError: it is none, cut off or damaged, or compressed, which TensorFlow's checkpoints are not.
     """
-    content = path.read_bytes()
+    content = read_file(path)
     try:
         return list(_read_tensors(content))
     except (_DamageError, UnicodeDecodeError, struct.error) as error:
@@ -63,7 +64,7 @@ def check_shard(path: Path, tensors: list[Tensor], shard: int = 0) -> None:
     size, mine = path.stat().st_size, [tensor for tensor in tensors if tensor.shard == shard]
     if not mine:
         raise DataError("the index names no tensor in it", path=path, remedy="get both files from the same place")
-    with path.open("rb") as file:
+    with open_regular_file(path) as file:
         for tensor in sorted(mine, key=lambda tensor: tensor.offset):
             if tensor.offset + tensor.size > size:
                 raise DataError(f"ends before the tensor {shorten(tensor.name)}", path=path, remedy="get it again")
@@ -87,7 +88,7 @@ def check_meta_graph(path: Path) -> None:
         DataError: it is not.
     """
     try:
-        numbers = {number for number, _ in _fields(path.read_bytes())}
+        numbers = {number for number, _ in _fields(read_file(path))}
     except _DamageError as error:
         raise DataError(
             f"is no graph of TensorFlow, or is cut off ({error})", path=path, remedy="get it again"
@@ -102,7 +103,7 @@ def check_state_file(path: Path, name: str) -> None:
     Raises:
         DataError: it does not.
     """
-    text = path.read_bytes()[:_CHUNK].decode("utf-8", errors="replace")
+    text = read_file(path)[:_CHUNK].decode("utf-8", errors="replace")
     newest = re.search(r'^model_checkpoint_path:\s*"([^"]+)"', text, re.MULTILINE)
     if newest is None or Path(newest[1]).name != name:
         raise DataError(

@@ -22,7 +22,7 @@ from gaudi_datasets.fetching.archives import extract
 from gaudi_datasets.fetching.display import FetchDisplay, lock_folder
 from gaudi_datasets.fetching.downloads import Download, Fetcher, Patience
 from gaudi_datasets.image_files import read_image
-from gaudi_datasets.output_files import write_atomically
+from gaudi_ops.files import write_file
 
 COCO_URL = "http://images.cocodataset.org"
 
@@ -161,8 +161,7 @@ class CocoFetcher:
 
         fetched = fetch_many(downloads, self._patience, count)
         subset = annotations.with_name(f"instances_{name}_subset.json")
-        with write_atomically(subset, durable=True) as temporary:
-            temporary.write_text(json.dumps(document), encoding="utf-8")
+        write_file(subset, json.dumps(document))
         self._display.finished(
             f"{self._output_dir / name}: {len(coco.image_ids)} images, {fetched} of them fetched now, decoded to "
             f"verify them (there are no public checksums); their annotations: {subset}"

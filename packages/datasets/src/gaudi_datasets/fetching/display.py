@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gaudi_datasets.output_files import hold_lock
 from gaudi_datasets.program import make_console
+from gaudi_ops.files import hold_lock
 from gaudi_ops.program import say
 
 if TYPE_CHECKING:

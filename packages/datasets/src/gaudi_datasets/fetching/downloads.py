@@ -22,6 +22,7 @@ import requests
 import urllib3
 
 from gaudi_datasets.errors import DataError, MissingInputError, TransferError, UnsafeError
+from gaudi_ops.files import open_regular_file, publish_file, read_file, sync_folder, write_file
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the file's name, its bytes so far, and all of its bytes, None when the server does not say."""
@@ -274,7 +275,7 @@ def is_web_address(url: str) -> bool:
 
 def hash_file(path: Path, digest: hashlib._Hash) -> str:
     """Feed a file to a digest of hashlib, piece by piece, and return its hexadecimal digits."""
-    with path.open("rb") as file:
+    with open_regular_file(path) as file:
         while piece := file.read(2**20):
             digest.update(piece)
     return digest.hexdigest()
@@ -315,7 +316,7 @@ class PartialFile:
         self._state = path.with_name(path.name + ".json")
         self._validator = ""
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            state = json.loads(self._state.read_bytes())
+            state = json.loads(read_file(self._state))
             if state["url"] == url and isinstance(state["validator"], str) and path.exists():
                 self._validator = state["validator"]
                 return
@@ -342,8 +343,8 @@ class PartialFile:
         self.discard()
         # RFC 9110: If-Range takes no weak tag.
         self._validator = modified if etag.startswith("W/") else etag or modified
-        self._state.write_text(json.dumps({"url": self.url, "validator": self._validator}))
-        self.path.touch()
+        write_file(self._state, json.dumps({"url": self.url, "validator": self._validator}))
+        self.open().close()
 
     def is_of(self, etag: str) -> bool:
         """Return False when the ETag of an answer names another version."""
@@ -351,7 +352,7 @@ class PartialFile:
 
     def open(self) -> IO[bytes]:
         """Open it to append."""
-        return self.path.open("ab")
+        return open_regular_file(self.path, "ab")
 
     def discard(self) -> None:
         """Remove it."""
@@ -361,12 +362,8 @@ class PartialFile:
 
     def publish(self, path: Path) -> None:
         """Rename it to what it is a part of, when it is on the disk."""
-        with self.path.open("rb") as file:
+        with open_regular_file(self.path) as file:
             os.fsync(file.fileno())
-        self.path.rename(path)
+        publish_file(self.path, path)
         self._state.unlink(missing_ok=True)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)

@@ -66,7 +66,7 @@ def fetch_weights(name: str, output_dir: Path, display: FetchDisplay, *, mirror:
             "files": entries,
         }
         path = output_dir / f"{name}.fetched.json"
-        write_json(path, record, durable=True)
+        write_json(path, record)
     used = folder if weights.folder else folder / weights.files[0].name
     display.finished(f"{path}: what was fetched; to use it: {weights.usage} {used}")
 

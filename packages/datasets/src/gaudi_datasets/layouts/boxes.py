@@ -17,6 +17,7 @@ from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.layouts.checking import read_sizes
 from gaudi_datasets.layouts.inventory import SPLITS, Inventory, count_names, split_of_file
+from gaudi_ops.files import open_regular_file
 
 _ROUNDING = 1e-4  # share of an image's side
 _BOTH = "trainval"
@@ -165,7 +166,7 @@ def parse_number(text: str | None, name: str, path: Path, record: str) -> float:
 
 def read_ends(path: Path, length: int = 2**16) -> tuple[bytes, bytes]:
     """Return the beginning of a file, and its end from there on; the file may have hundreds of megabytes."""
-    with path.open("rb") as file:
+    with open_regular_file(path) as file:
         head = file.read(length)
         file.seek(max(file.tell(), path.stat().st_size - length))
         return head, file.read()

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.image_files import stat_image
 from gaudi_datasets.layouts.threads import map_threads
-from gaudi_datasets.output_files import hold_lock, write_atomically
 from gaudi_datasets.program import ProgressLine
+from gaudi_ops.files import hold_lock, read_file, write_file
 
 _ROW = np.dtype([("state", "<u8"), ("checksum", "<u4")])
 _DIGEST_BYTES = 32
@@ -89,7 +89,7 @@ def _cache_folder() -> Path:
 def _load(path: Path) -> npt.NDArray[np.void]:
     """Load what is known, sorted by state; nothing, if the file is not whole."""
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except OSError:
         content = b""
     digest, rows = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
@@ -102,5 +102,4 @@ def _save(path: Path, states: npt.NDArray[np.uint64], checksums: npt.NDArray[np.
     rows = np.empty(len(states), _ROW)
     rows["state"], rows["checksum"] = states, checksums
     content = rows[np.argsort(states)].tobytes()
-    with write_atomically(path) as temporary:
-        temporary.write_bytes(hashlib.sha256(content).digest() + content)
+    write_file(path, hashlib.sha256(content).digest() + content, durable=False)

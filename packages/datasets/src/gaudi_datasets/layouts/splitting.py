@@ -16,6 +16,7 @@ from gaudi_datasets.errors import DataError, FlagError
 from gaudi_datasets.image_files import stat_image
 from gaudi_datasets.layouts.threads import map_threads
 from gaudi_datasets.program import ProgressLine, count_things
+from gaudi_ops.files import open_regular_file
 
 _OVERSHOOT = 0.5 + 1e-9  # images of validation above its share
 _HEAD = 2**14
@@ -229,7 +230,7 @@ def _draw(seed: int, name: str) -> bytes:
 
 def _hash(path: Path, length: int | None) -> bytes:
     digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
+    with open_regular_file(path, buffering=0) as file:
         while piece := file.read(length or _PIECE):
             digest.update(piece)
             if length:

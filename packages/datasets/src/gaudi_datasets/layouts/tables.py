@@ -22,6 +22,7 @@ from gaudi_datasets.layouts.boxes import (
     require_images,
 )
 from gaudi_datasets.layouts.inventory import Inventory, split_of_path
+from gaudi_ops.files import open_regular_file
 
 _COLUMNS = {
     "image": ("filename", "imageid", "image_id", "image", "file_name", "file", "path"),
@@ -44,7 +45,7 @@ class _Table:
     """A table with a box a row: its delimiter, the place of each column, and whether boxes are in shares."""
 
     def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
+        with open_regular_file(path) as file:
             lines = file.read(_SNIFFED).decode("utf-8-sig", errors="replace").splitlines()
         head = lines[0] if lines else ""
         self.path, self.delimiter = path, max(",;\t", key=head.count)
@@ -63,7 +64,7 @@ class _Table:
     def read(self) -> Iterator[tuple[int, Mapping[str, str]]]:
         """Yield the number of each line and its fields."""
         try:
-            with self.path.open(encoding="utf-8-sig", newline="") as file:
+            with open_regular_file(self.path, "r", encoding="utf-8-sig", newline="") as file:
                 rows = csv.reader(file, delimiter=self.delimiter)
                 next(rows, None)
                 for row in rows:
@@ -160,10 +161,10 @@ def _read_class_names(inventory: Inventory) -> dict[str, str]:
     named: dict[str, str] = {}
     for name in inventory.list_files(".csv"):
         path = inventory.root / name
-        with path.open("rb") as file:
+        with open_regular_file(path) as file:
             head = file.read(_SNIFFED).decode("utf-8-sig", errors="replace").splitlines()[:2]
         if not any(line.startswith(_MID) and line.count(",") >= 1 for line in head):
             continue
-        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        with open_regular_file(path, "r", encoding="utf-8-sig", errors="replace", newline="") as file:
             named.update({row[0]: row[1].strip() for row in csv.reader(file) if len(row) >= 2 and row[1].strip()})
     return named

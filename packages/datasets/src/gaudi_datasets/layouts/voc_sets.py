@@ -22,6 +22,7 @@ from gaudi_datasets.image_files import IMAGE_ENDINGS
 from gaudi_datasets.layouts.boxes import ALL, BoxSets, Candidate, describe_splits, note_unused
 from gaudi_datasets.layouts.checking import read_sizes
 from gaudi_datasets.layouts.inventory import LISTS, Inventory, count_names, split_of_path
+from gaudi_ops.files import open_regular_file, read_text
 
 _SNIFFED = 4096
 _LISTS = {**LISTS, "trainval": "trainval"}
@@ -38,7 +39,7 @@ def find(inventory: Inventory, only: str = "") -> list[Candidate]:
 
 
 def _sniff(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_regular_file(path) as file:
         return re.search(rb"<annotation[\s>]", file.read(_SNIFFED)) is not None
 
 
@@ -130,7 +131,7 @@ def _find_lists(inventory: Inventory, names: Sequence[str]) -> dict[str, dict[st
         split = _LISTS.get(PurePosixPath(name).stem.lower())
         if split is None:
             continue
-        lines = (inventory.root / name).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_text(inventory.root / name, errors="replace").splitlines()
         listed = [find_stem(line, stems) for line in lines if line.strip()]
         if any(stem in stems for stem in listed):
             found[PurePosixPath(name).parent.as_posix()][split] = list(dict.fromkeys(listed))

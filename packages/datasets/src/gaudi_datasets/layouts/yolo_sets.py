@@ -16,6 +16,7 @@ from gaudi_datasets.layouts.boxes import ALL, BoxSets, Candidate, describe_split
 from gaudi_datasets.layouts.checking import read_sizes
 from gaudi_datasets.layouts.inventory import LISTS, SPLITS, Inventory, count_names, split_of_path
 from gaudi_datasets.program import count_things
+from gaudi_ops.files import open_regular_file, read_text
 
 _NAME_FILES = ("classes.txt", "obj.names", "data.names", "class_names.txt", "labels.txt")
 _YAML_STEMS = ("data", "dataset")
@@ -130,7 +131,7 @@ def _read_lists(inventory: Inventory, notes: list[str]) -> dict[str, list[str]]:
     missing: list[str] = []
     for path in inventory.list_files(".txt", everywhere=True):
         split = LISTS.get(PurePosixPath(path).stem.lower())
-        text = (inventory.root / path).read_text(encoding="utf-8", errors="replace") if split else ""
+        text = read_text(inventory.root / path, errors="replace") if split else ""
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         if split is None or not any(PurePosixPath(line).suffix.lower() in IMAGE_ENDINGS for line in lines):
             continue
@@ -179,7 +180,7 @@ def _pair(inventory: Inventory, labels: Sequence[str]) -> dict[str, str]:
 
 def _has_boxes(path: Path) -> bool:
     """Tell whether a text file begins with a line of a box or an outline, or is empty."""
-    with path.open("rb") as file:
+    with open_regular_file(path) as file:
         lines = file.read(_SNIFFED).splitlines()[:1]
     if not lines:
         return path.name not in _NAME_FILES
@@ -196,7 +197,7 @@ def _read_names(inventory: Inventory, labels: Sequence[Path], notes: list[str]) 
     """Read the names of the classes from a file of them; without one, name them by their numbers."""
     listed_files = inventory.list_files(".txt", ".names", everywhere=True)
     found = [name for name in listed_files if PurePosixPath(name).name in _NAME_FILES]
-    texts = {name: (inventory.root / name).read_text(encoding="utf-8", errors="replace") for name in found}
+    texts = {name: read_text(inventory.root / name, errors="replace") for name in found}
     listed = {name: tuple(line.strip() for line in text.splitlines() if line.strip()) for name, text in texts.items()}
     if len(set(listed.values())) > 1:
         raise DataError(
@@ -207,7 +208,7 @@ def _read_names(inventory: Inventory, labels: Sequence[Path], notes: list[str]) 
         return dict(enumerate(names))
     numbers: set[int] = set()
     for path in labels:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_text(path, errors="replace").splitlines()
         numbers.update(read_class(line.split()[0]) for line in lines if line.strip())
     notes.append(
         f"no file names the {count_things(len(numbers), 'class')} (classes.txt, or a YAML file); named by their numbers"

@@ -29,6 +29,7 @@ from gaudi_datasets.linting.rules import (
     count_labels,
     find_box_faults,
 )
+from gaudi_ops.files import read_file
 
 
 def lint_detection(
@@ -102,7 +103,7 @@ def annotated_files(annotations: CocoAnnotations, image_dir: str | Path) -> Imag
     def read(index: int) -> StoredImage:
         path = folder / annotations.file_names[index]
         try:
-            encoded = path.read_bytes()
+            encoded = read_file(path)
         except (FileNotFoundError, NotADirectoryError):
             raise MissingInputError("there is no such file", path=path) from None
         except IsADirectoryError:

@@ -18,8 +18,8 @@ from gaudi_datasets.errors import DataError, MissingExtraError
 from gaudi_datasets.image_files import check_image
 from gaudi_datasets.linting.report import LintReport
 from gaudi_datasets.linting.rules import MEDIUM_AREA, SMALL_AREA, ClassCount, image_rows
-from gaudi_datasets.output_files import write_atomically
 from gaudi_datasets.showing import Source, class_names_of, draw_example
+from gaudi_ops.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -126,9 +126,9 @@ def write_sheet(
             cell = figure.add_subplot(cells[column])
             cell.imshow(np.asarray(sample), interpolation="antialiased")
             cell.set_axis_off()
-    with write_atomically(path) as temporary, warnings.catch_warnings():
+    with write_atomically(path) as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that matplotlib's font does not have
-        figure.savefig(temporary)
+        figure.savefig(file, format=path.suffix[1:] or "png")
 
 
 def draw_samples(source: Source) -> list[Image.Image]:

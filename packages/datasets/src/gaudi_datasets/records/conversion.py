@@ -28,9 +28,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import google_crc32c
 
 from gaudi_datasets.documents import load_json, require_seal, seal
-from gaudi_datasets.errors import DataError, UnsafeError
-from gaudi_datasets.output_files import resumable_folder, write_atomically, write_json
+from gaudi_datasets.errors import DataError, FlagError, UnsafeError
+from gaudi_datasets.output_files import resumable_folder, write_json
 from gaudi_datasets.records.tfrecords import frame_parts
+from gaudi_ops.files import open_regular_file, publish_file, read_text, sync_folder, write_atomically, write_file
 from gaudi_ops.program import hold_interrupts
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ JOB_IDENTITY = "job"  # the key in the manifest by which the same call is known;
 _REFRESH_SECONDS = 0.5  # between two reports of what other processes have written
 _RECORDS_WORTH_A_PROCESS = 256  # to start one takes about as long as writing these
 _PIECE = 2**22  # bytes read at once
+_MOST_SHARDS = 1024  # or as many as there are examples; ImageNet's records have so many
 _JOB, _PLAN = "job.json", "plan.json"
 
 
@@ -97,12 +99,15 @@ def write_shards(
             in no manifest; or another process is writing them.
         DataError: the same call was done before, and its manifest or a shard was changed since.
         ChildProcessError: a worker process was killed.
+        FlagError: there would be more shards than 1024, or than examples.
         ValueError: `split` is no plain word, or `shards` or `processes` is out of range.
     """
     if not re.fullmatch(r"\w+", split) or shards < 1 or processes < 0:
         raise ValueError(
             f"split {split!r}, {shards} shards, {processes} processes: must be a word, above 0, at least 0"
         )
+    if shards > (most := max(count, _MOST_SHARDS)):
+        raise FlagError(f"--shards {shards}: must be at most {most}", flag="--shards", remedy="give fewer")
     output_dir = Path(output_dir)
     staging = unfinished_folder(output_dir, split)
     pattern = f"{split}-{{:05d}}-of-{shards:05d}{suffix}"
@@ -110,18 +115,15 @@ def write_shards(
     identity = hashlib.sha256(described.encode()).hexdigest()
     with resumable_folder(staging):
         job = staging / _JOB
-        if not job.exists() or job.read_text() != identity:  # of a job that was stopped, keep what is whole
+        if not job.exists() or read_text(job) != identity:  # of a job that was stopped, keep what is whole
             shutil.rmtree(staging)
             staging.mkdir()
-        for temporary in staging.glob(".unfinished-*"):  # of a process that was killed
-            temporary.unlink()
         if not (staging / _PLAN).exists():
             finished = None if overwrite else _find_finished(output_dir, split, identity)
             if finished is not None:
                 return finished
             there = _records_to_replace(output_dir, split, overwrite)
-            with write_atomically(job, durable=True) as temporary:
-                temporary.write_text(identity)
+            write_file(job, identity)
             write = functools.partial(_write_shard, encode, count, staging, pattern, shards)
             written = _write_all(write, count, shards, staging, processes, progress)
             fixed = Counter[str]()
@@ -130,7 +132,7 @@ def write_shards(
             head = {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION, JOB_IDENTITY: identity, "split": split}
             document = seal({**head, **manifest, "fixed": dict(sorted(fixed.items())), "shards": written})
             replaced = [path.name for path in there if path.name not in {shard["name"] for shard in written}]
-            write_json(staging / _PLAN, {"replaced": replaced, "manifest": document}, durable=True)
+            write_json(staging / _PLAN, {"replaced": replaced, "manifest": document})
         return _publish(staging, output_dir, split)
 
 
@@ -149,7 +151,7 @@ def _write_shard(
     """
     path = folder / pattern.format(number)
     fixed, records, size, checksum = Counter[str](), 0, 0, 0
-    with write_atomically(path) as temporary, temporary.open("wb") as file:
+    with write_atomically(path, durable=False) as file:  # `_write_all` waits for the disk
         for index in range(number, count, shards):
             content, fix = encode(index)
             for part_of_record in frame_parts(content):  # joined they would be copied
@@ -187,7 +189,7 @@ def _find_finished(output_dir: Path, split: str, identity: str) -> dict[str, Any
 
 def _checksum_file(path: Path) -> str:
     checksum = 0
-    with path.open("rb") as file:
+    with open_regular_file(path) as file:
         while piece := file.read(_PIECE):
             checksum = google_crc32c.extend(checksum, piece)
     return f"{checksum:08x}"
@@ -242,9 +244,9 @@ def _write_all(
             written = stack.enter_context(contextlib.closing(_write_in_workers(write, missing, processes, tell)))
         for number, shard in zip(missing, written, strict=True):
             # Here, so that the workers go on meanwhile.
-            with (staging / shard["name"]).open("rb") as file:
+            with open_regular_file(staging / shard["name"]) as file:
                 os.fsync(file.fileno())
-            write_json(notes[number], shard, durable=True)
+            write_json(notes[number], shard)
             whole[number] = shard
     return [whole[number] for number in range(shards)]
 
@@ -312,8 +314,9 @@ def _publish(staging: Path, output_dir: Path, split: str) -> dict[str, Any]:
         (output_dir / name).unlink(missing_ok=True)
     for shard in document["shards"]:
         if (staging / shard["name"]).exists():
-            (staging / shard["name"]).replace(output_dir / shard["name"])
+            publish_file(staging / shard["name"], output_dir / shard["name"])
     # Beside the plan and not in place of it: until the folder is gone all this may be repeated.
-    write_json(staging / path.name, document, durable=True)
-    (staging / path.name).replace(path)
+    write_json(staging / path.name, document)
+    publish_file(staging / path.name, path)
+    sync_folder(output_dir)
     return document

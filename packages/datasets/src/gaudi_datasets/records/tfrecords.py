@@ -22,6 +22,7 @@ import numpy.typing as npt
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 from gaudi_datasets.errors import DataError
+from gaudi_ops.files import open_regular_file
 
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
@@ -61,7 +62,7 @@ def is_record_file(path: Path) -> bool:
     """Tell by its first twelve bytes whether a file holds records; False for an empty one, and for no plain file."""
     if not path.is_file():
         return False
-    with path.open("rb", buffering=0) as file:
+    with open_regular_file(path, buffering=0) as file:
         header = file.read(_HEADER_BYTES)
     return len(header) == _HEADER_BYTES and header[_LENGTH.size :] == _masked_checksum(header[: _LENGTH.size])
 
@@ -83,7 +84,7 @@ def scan_records(path: Path) -> Iterator[tuple[int, int, int, int]]:
     """
     number = position = 0
     # Unbuffered: what a buffer would read ahead is pixels.
-    with path.open("rb", buffering=0) as file:
+    with open_regular_file(path, buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         between = os.pread(file.fileno(), _HEADER_BYTES, 0)
         while position < size:
@@ -115,7 +116,7 @@ def read_record(place: RecordPlace) -> bytes:
     Raises:
         DataError: the content is not what was written.
     """
-    with place.path.open("rb", buffering=0) as file:  # own handle: threads share no position
+    with open_regular_file(place.path, buffering=0) as file:  # own handle: threads share no position
         content = os.pread(file.fileno(), place.length, place.offset)
     if google_crc32c.value(content) != place.checksum:
         raise DataError(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
 import re
+import secrets
+import stat
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +15,10 @@ from itertools import product
 from pathlib import Path
 from typing import TypeAlias
 
-from gaudi_distributed.errors import ConfigurationError, MissingProgramError
+from gaudi_distributed.errors import ConfigurationError, MissingProgramError, UnsafeError
 
 FIRST_PORT = 2410
+_MOST_BYTES = 2**24  # of a list of hosts, or of a file of HCL
 # Devices of one of the originals' servers.
 DEVICES_PER_SERVER = 8
 
@@ -180,9 +185,42 @@ def _list_sources(hosts: str | None, hostfile: Path | None, environ: Mapping[str
     return sources
 
 
+def read_regular_file(path: Path, encoding: str) -> str:
+    """Read a text, without waiting for a pipe or a device; OSError says that it is none, or that it is too large."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), encoding=encoding) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "is no regular file", str(path))
+        if found.st_size > _MOST_BYTES:
+            raise OSError(errno.EFBIG, f"has more than {_MOST_BYTES} bytes", str(path))
+        return file.read()
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a whole file by a name that nobody can know before, in place of nothing or of a regular file.
+
+    Raises:
+        UnsafeError: something else is there: a link, a pipe, a device.
+        OSError: it cannot be written.
+    """
+    if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+        raise UnsafeError(f"{path}: is no regular file, so it is not replaced", path=path, remedy="name another file")
+    draft = path.with_name(f".unfinished.{secrets.token_hex(8)}")
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except OSError as error:  # which names the draft, or nothing
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 def _read_hostfile(path: Path) -> tuple[Entry, ...]:
     try:
-        text = path.read_text(encoding="ascii")
+        text = read_regular_file(path, "ascii")
     except (OSError, UnicodeDecodeError) as error:
         raise MissingProgramError(f"{path}: cannot be read as a list of hosts ({error})", path=path) from error
     return parse_hostfile(text, str(path))

@@ -11,7 +11,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from gaudi_distributed.cluster.hosts import DEVICES_PER_SERVER, Cluster
+from gaudi_distributed.cluster.hosts import DEVICES_PER_SERVER, Cluster, read_regular_file
 from gaudi_distributed.errors import ConfigurationError, DeviceError, MissingProgramError
 
 # Between servers: over the Gaudis' own ports, over TCP on the hosts' interfaces, or over these by Horovod's
@@ -130,7 +130,7 @@ def check_hcl_config(source: str, cluster: Cluster) -> None:
         ConfigurationError: it is not for this cluster.
     """
     try:
-        text = Path(source).read_text(encoding="utf-8")
+        text = read_regular_file(Path(source), "utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise MissingProgramError(
             f"HCL_CONFIG_PATH {source}: cannot be read ({error})",

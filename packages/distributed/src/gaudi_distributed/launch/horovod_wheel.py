@@ -315,8 +315,8 @@ def build_wheel(build: Build, cmake: str | None, environ: Mapping[str, str]) -> 
         run_logged(command, variables, log, f"Horovod {HOROVOD} could not be built")
         (built,) = Path(place).glob("horovod-*.whl")
         # Beside its place first: an interrupted build leaves no half wheel behind.
-        staged = shutil.copy(built, folder / f"{built.name}.{os.getpid()}")
-        return Path(staged).replace(folder / built.name)
+        with tempfile.TemporaryDirectory(dir=folder) as staging:
+            return Path(shutil.copy(built, staging)).replace(folder / built.name)
 
 
 def install_wheel(build: Build, wheel: Path, environ: Mapping[str, str], constraints: Sequence[str] = ()) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from gaudi_distributed.cluster.hosts import write_file
 from gaudi_distributed.cluster.rendezvous import RendezvousServer
 from gaudi_distributed.errors import RunEndedError, say
 from gaudi_distributed.failure.coordinator import Coordinator
@@ -221,7 +222,7 @@ def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = No
     for note in launch.notes:
         tell(note, log)
     for path, text in launch.files.items():
-        path.write_text(text, encoding="utf-8")
+        write_file(path, text)
     plan = launch.plan
     made: dict[str, str] = {}
     with ExitStack() as stack:

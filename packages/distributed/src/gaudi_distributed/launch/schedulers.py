@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import sys
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
-from gaudi_distributed.cluster.hosts import Cluster, Host
+from gaudi_distributed.cluster.hosts import Cluster, Host, write_file
 from gaudi_distributed.errors import ConfigurationError, FlagError
 from gaudi_distributed.launch import choices
 from gaudi_distributed.launch.containers import Container
@@ -82,9 +81,7 @@ def write_job_file(options: Options, environ: Mapping[str, str]) -> None:
     if options.dry_run or target is None or target == "-":
         sys.stdout.write(text)
         return
-    beside = Path(f"{target}.part")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, target)
+    write_file(Path(target), text)
 
 
 _OPTION = re.compile(r"--[a-z][a-z-]*(?:=[A-Za-z0-9_.,:;/%@+=\[\]&|*-]+)?", re.ASCII)

@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from safetensors.numpy import save
 
 from gaudi_models.padding import Padding, PoolPadding, find_rule
+from gaudi_ops.files import write_file
 
 Array = npt.NDArray[Any]
 FORMAT = "gaudi-models weights"
@@ -105,8 +105,6 @@ def write_tensors(tensors: Mapping[str, Array], path: str | os.PathLike[str], *,
     Raises:
         OSError: it cannot be written; an earlier file stays.
     """
-    target = Path(path)
-    draft = target.with_name(f"{target.name}.tmp")
     notes = {
         "format": FORMAT,
         "version": str(VERSION),
@@ -118,13 +116,4 @@ def write_tensors(tensors: Mapping[str, Array], path: str | os.PathLike[str], *,
     # In memory, for the library's own writing goes through a file of its own, which only its owner may read.
     # In order, for of an array that is a view in another one it writes the bytes as they lie.
     content = save({name: np.asarray(values, order="C") for name, values in tensors.items()}, notes)
-    try:
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, target)
-    except OSError as error:  # of a full disk it does not name the file
-        raise OSError(error.errno, error.strerror, str(target)) from None
-    finally:
-        draft.unlink(missing_ok=True)
+    write_file(path, content)

@@ -26,9 +26,12 @@ from gaudi_models.weights.names import translate_names
 from gaudi_models.weights.pickles import read_numpy_pickle
 from gaudi_models.weights.tensorflow_files import HDF5_MAGIC, find_checkpoint, read_hdf5, read_tensorflow_checkpoint
 from gaudi_models.weights.torch_files import LEGACY_MAGIC, read_torch_archive, read_torch_pickles
+from gaudi_ops.files import open_regular_file, read_file, read_text
 
 TENSORS = "state.safetensors"
 MANIFEST = "manifest.json"
+_MOST_BYTES = 2**35  # of a pickle, which is read whole
+_UNPACKED_BYTES, _MOST_RATIO = 2**26, 50  # of compressed arrays; floats lose little, pruned ones up to 9 of 10 bytes
 _LEGACY_TORCH = b"\x8a\x0a" + LEGACY_MAGIC.to_bytes(10, "little") + b"."
 
 # Errors that readers raise for damaged bytes, beside those that they raise on purpose.
@@ -95,14 +98,16 @@ def _read_raw(path: Path, stack: contextlib.ExitStack) -> RawWeights:
 
 
 def _read_file(path: Path, stack: contextlib.ExitStack) -> RawWeights:
-    with path.open("rb") as file:
-        head = file.read(64)
+    file = stack.enter_context(open_regular_file(path))
+    head = file.read(64)
     if not head:
         raise WeightsError("is empty", path=path, remedy="get it again")
     if head[:4] == b"PK\x03\x04":
-        archive = stack.enter_context(zipfile.ZipFile(path))
+        archive = stack.enter_context(zipfile.ZipFile(file))
         if any(name.endswith(".npy") for name in archive.namelist()):
-            return _read_npz(stack.enter_context(np.load(path, allow_pickle=False)))
+            _require_sizes(archive, path)
+            file.seek(0)
+            return _read_npz(stack.enter_context(np.load(file, allow_pickle=False)))
         if any(name.endswith("data.pkl") for name in archive.namelist()):
             return read_torch_archive(archive)
         raise WeightsError("is a zip archive of neither PyTorch nor NumPy", path=path, remedy="name a file of weights")
@@ -111,15 +116,23 @@ def _read_file(path: Path, stack: contextlib.ExitStack) -> RawWeights:
     if head.startswith(HDF5_MAGIC):
         return read_hdf5(path)
     if head[2:].startswith(_LEGACY_TORCH):
-        return read_torch_pickles(BytesIO(path.read_bytes()))
+        return read_torch_pickles(BytesIO(read_file(path, limit=_MOST_BYTES)))
     # Protocols 0 and 1 of pickles have no mark: they begin with a container, or a name to be called.
     if head[:1] in (b"\x80", b"(", b"}", b"]") or (head[:1] == b"c" and b"\n" in head):
-        return read_numpy_pickle(BytesIO(path.read_bytes()))
+        return read_numpy_pickle(BytesIO(read_file(path, limit=_MOST_BYTES)))
     raise WeightsError(
         "is none of PyTorch, NumPy, pickle, safetensors, HDF5 and TensorFlow",
         path=path,
         remedy="name a file of weights",
     )
+
+
+def _require_sizes(archive: zipfile.ZipFile, path: Path) -> None:
+    """Raise ValueError for arrays that swell beyond what weights do, before memory is taken for them."""
+    packed = path.stat().st_size
+    total = sum(member.file_size for member in archive.infolist())  # members may share their bytes
+    if total > max(_UNPACKED_BYTES, _MOST_RATIO * packed):
+        raise ValueError(f"it has {packed} bytes, and {total} unpacked")
 
 
 def _read_npz(arrays: Any) -> RawWeights:
@@ -153,10 +166,14 @@ def _read_safetensors(path: Path) -> RawWeights:
 
 def _read_own_checkpoint(folder: Path) -> RawWeights:
     """Read a checkpoint of our programs, whose manifest has the tensors' SHA-256 and describes the model."""
-    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["manifest"]
+    whole = json.loads(read_text(folder / MANIFEST))
+    manifest = whole["manifest"]
+    checksum = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    if whole.get("manifest_sha256", checksum) != checksum:
+        raise WeightsError("is damaged", path=folder / MANIFEST, remedy="use another checkpoint")
     if not (folder / TENSORS).is_file():
         raise WeightsError(f"has no {TENSORS}", path=folder, remedy="use another checkpoint")
-    with (folder / TENSORS).open("rb") as file:
+    with open_regular_file(folder / TENSORS) as file:
         digest = hashlib.sha256()
         while block := file.read(1 << 20):
             digest.update(block)

@@ -12,6 +12,7 @@ import numpy as np
 
 from gaudi_models.errors import UnsafeWeightsError, WeightsError
 from gaudi_models.weights.contents import Array, RawWeights, hold_arrays
+from gaudi_ops.files import read_text
 
 _PART = re.compile(r"(.+)\.(index|meta|data-\d{5}-of-\d{5})")
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -31,7 +32,7 @@ def find_checkpoint(path: Path) -> Path | None:
     prefixes = sorted(file.with_name(file.name.removesuffix(".index")) for file in path.glob("*.index"))
     if (path / "checkpoint").is_file():
         # Often an absolute path of another machine, so only the name counts, and it has to be in this folder.
-        newest = _NEWEST.search((path / "checkpoint").read_text(encoding="utf-8", errors="replace"))
+        newest = _NEWEST.search(read_text(path / "checkpoint", errors="replace"))
         named = [prefix for prefix in prefixes if newest and prefix.name == Path(newest[1]).name]
         prefixes = named or prefixes
     if len(prefixes) > 1:

@@ -1,0 +1,357 @@
+"""Open, read and write files: only regular ones, of a bounded size, and complete or not there at all.
+
+Every package that may import this one opens its files here. So a named pipe or a device where a file is expected ends a
+program with an error that names it, and what another process put where a file is written is neither followed nor
+replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+from gaudi_ops.errors import DataError, UnsafeError
+
+try:
+    import fcntl
+except ImportError:  # Windows, which neither removes nor replaces what a process has open
+    fcntl = None  # type: ignore[assignment]
+
+MOST_BYTES = 2**30
+"""Bytes of a file that is read whole, unless a reader says otherwise."""
+MOST_TEXT_BYTES = 2**24
+"""Bytes of a file that a person writes, such as YAML or a list."""
+
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_LEFTOVER = re.compile(r"\.unfinished\.[0-9a-f]{16}")
+_MOST_SECONDS = 0.5  # between two tries to lock
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFLNK: "a symbolic link",
+}
+
+PathName: TypeAlias = str | os.PathLike[str]
+
+
+class FileError(DataError, OSError):
+    """A file that is read, and is no regular one or is larger than it may be."""
+
+
+class UnsafeFileError(UnsafeError, OSError):
+    """A place to write to that is taken by something else than a regular file."""
+
+
+def open_regular_file(path: PathName, mode: str = "rb", *, limit: int | None = None, **options: Any) -> IO[Any]:
+    """Open a regular file as `open` does, without waiting for what is none.
+
+    A link is followed to read, and refused to write, where it would lead out of the folder.
+
+    Args:
+        path: of the file.
+        mode: as of `open`, but "w"; to replace a file there is `write_atomically`.
+        limit: the most bytes that a file to be read may have; None: any number.
+        **options: further ones of `open`.
+
+    Raises:
+        FileError: it is no regular file, or larger than `limit`.
+        UnsafeFileError: it is to be written, and is no regular file.
+        ValueError: the mode is "w".
+    """
+    if "w" in mode:
+        raise ValueError("a file that is open for writing is half written; use write_atomically")
+    writes = "r" not in mode
+
+    def open_checked(name: str, flags: int) -> int:
+        flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+        try:
+            descriptor = os.open(name, flags | (_NO_LINK if writes else 0), 0o666)
+        except OSError as error:
+            if error.errno in (errno.ENXIO, errno.ELOOP, errno.EEXIST):  # a pipe or a socket, a link
+                _require_kind(Path(name).stat(follow_symlinks=not writes), name, writes=writes)
+            raise
+        try:
+            found = os.fstat(descriptor)
+            _require_kind(found, name, writes=writes)
+            _require_size(found.st_size, name, limit)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    return open(path, mode, opener=open_checked, **options)
+
+
+def require_regular_file(path: PathName, *, limit: int | None = None) -> None:
+    """Raise what `open_regular_file` would, for a file that a library opens by its path."""
+    found = Path(path).stat()
+    _require_kind(found, os.fspath(path), writes=False)
+    _require_size(found.st_size, os.fspath(path), limit)
+
+
+def read_file(path: PathName, *, limit: int | None = MOST_BYTES) -> bytes:
+    """Read a whole file; see `open_regular_file`."""
+    with open_regular_file(path, limit=limit, buffering=0) as file:  # a buffer would double the calls
+        content: bytes = file.read()
+    return content
+
+
+def read_text(
+    path: PathName, *, limit: int | None = MOST_BYTES, encoding: str = "utf-8", errors: str = "strict"
+) -> str:
+    """Read a whole file of text, whose line ends become newlines; see `open_regular_file`."""
+    text = read_file(path, limit=limit).decode(encoding, errors)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _require_kind(found: os.stat_result, path: str, *, writes: bool) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(found.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+        if writes:
+            raise UnsafeFileError(f"is {kind}, which is not replaced", path=path, remedy="name another file")
+        raise FileError(f"is {kind}; it must be a regular file", path=path, remedy="name a regular file")
+
+
+def _require_size(size: int, path: str, limit: int | None) -> None:
+    if limit is not None and size > limit:
+        raise FileError(f"has {size} bytes; it may have {limit}", path=path, remedy="name a smaller file")
+
+
+@contextlib.contextmanager
+def write_atomically(path: PathName, *, durable: bool = True) -> Iterator[IO[bytes]]:
+    """Open a file that replaces the one at `path` at the end, and is removed after an error.
+
+    It has a name that nobody can know before, in the same folder, which must exist.
+
+    Args:
+        path: nothing is there, or a regular file.
+        durable: wait until the content and its name are on the disk, so that both survive a crash of the machine.
+
+    Raises:
+        UnsafeFileError: something else is there: a link, a pipe, a device.
+        OSError: the file cannot be written, because the disk is full for example; names `path`.
+    """
+    target = Path(path)
+    if os.path.lexists(target):
+        _require_kind(target.lstat(), str(target), writes=True)
+    try:
+        with _make_draft(target.parent) as (draft, descriptor):
+            with open(descriptor, "wb", closefd=fcntl is None) as file:
+                yield file
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+            os.replace(draft, target)
+        if durable:
+            sync_folder(target.parent)
+    except OSError as error:  # of a full disk it names no file
+        if error.errno is None or not (error.filename is None or _LEFTOVER.fullmatch(Path(error.filename).name)):
+            raise
+        raise OSError(error.errno, error.strerror, str(target)) from None
+
+
+def write_file(path: PathName, content: bytes | str, *, durable: bool = True) -> None:
+    """Write a whole file, a text in UTF-8 with its line ends as they are; see `write_atomically`."""
+    with write_atomically(path, durable=durable) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def publish_file(draft: PathName, path: PathName) -> None:
+    """Give a draft its name, in place of nothing or of a regular file; see `write_atomically` for the errors."""
+    if os.path.lexists(path):
+        _require_kind(Path(path).lstat(), os.fspath(path), writes=True)
+    os.replace(draft, path)
+
+
+@contextlib.contextmanager
+def staging_folder(output_dir: PathName) -> Iterator[Path]:
+    """Make a folder inside `output_dir`, to write into and to rename from; it is removed afterwards.
+
+    Only this user may enter it. `output_dir` and its parents are made when they do not exist, and removed again when
+    they end up empty.
+    """
+    with made_folder(Path(output_dir)), _make_draft(Path(output_dir), is_folder=True) as (folder, _):
+        yield folder
+
+
+@contextlib.contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """Make a folder and its parents; remove those that were made again when they end up empty."""
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        for each in made:
+            with contextlib.suppress(OSError):  # not empty: the output is there
+                each.rmdir()
+
+
+def sync_folder(folder: PathName) -> None:
+    """Wait until the names in a folder are on the disk, where the system can tell."""
+    if fcntl is not None:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+_cleaned: set[Path] = set()
+
+
+@contextlib.contextmanager
+def _make_draft(folder: Path, *, is_folder: bool = False) -> Iterator[tuple[Path, int]]:
+    """Make a file or a folder of a new name; give its path and its descriptor, and remove it, unless it was renamed.
+
+    It is locked, which tells other processes that its writer lives. In each folder the first call of a process removes
+    those whose writers have ended.
+    """
+    if (key := folder.absolute()) not in _cleaned:
+        _cleaned.add(key)
+        remove_leftovers(folder)
+    while True:
+        draft = folder / f".unfinished.{secrets.token_hex(8)}"
+        descriptor = _open_draft(draft, os.O_CREAT | os.O_EXCL, is_folder)
+        try:
+            _lock(descriptor)
+            if not _is_at(descriptor, draft):
+                continue  # before it was locked, another process took it for one whose writer has ended
+            try:
+                yield draft, descriptor
+            finally:
+                _remove(draft, is_folder)
+            return
+        finally:
+            with contextlib.suppress(OSError):  # closed on Windows, which renames no open file
+                os.close(descriptor)
+
+
+def _open_draft(draft: Path, making: int, is_folder: bool) -> int:
+    if not is_folder:
+        return os.open(draft, os.O_RDWR | making | _NO_LINK | getattr(os, "O_BINARY", 0), 0o666)
+    if making:
+        draft.mkdir(mode=0o700)
+    return -1 if fcntl is None else os.open(draft, os.O_RDONLY | _NO_LINK)
+
+
+def _remove(draft: Path, is_folder: bool) -> None:
+    if is_folder:
+        shutil.rmtree(draft, ignore_errors=True)
+    else:
+        draft.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: PathName) -> None:
+    """Remove the drafts in a folder whose writers have ended, as their locks tell; without locks they stay."""
+    for draft in Path(folder).iterdir() if fcntl is not None and Path(folder).is_dir() else ():
+        if not _LEFTOVER.fullmatch(draft.name):
+            continue
+        is_folder = draft.is_dir()
+        with contextlib.suppress(OSError):  # gone meanwhile, or of another user
+            descriptor = _open_draft(draft, 0, is_folder)
+            try:
+                if _lock(descriptor):
+                    _remove(draft, is_folder)
+            finally:
+                os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Lock an open file or folder; False: another one has, None: there are no locks here."""
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # of a file system without locks, or a folder on NFS
+        return None
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    if descriptor < 0:
+        return True
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def hold_lock(path: Path, *, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold a lock that excludes other processes; the end of a process releases its locks.
+
+    Its file is made with its folder and removed afterwards; it names its owner, see `read_owner`. Where the file system
+    has no locks, the owner counts as alive unless it was a process of this machine that has ended.
+
+    Args:
+        path: of the lock's file.
+        waiting: called once before waiting for another process that holds the lock; it may raise.
+    """
+    seconds = 0.01
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open_regular_file(path, "ab+", buffering=0) as file:
+            is_free = _lock(file.fileno())
+            if is_free is None:
+                is_free = not _is_alive(read_owner(path))
+            if not is_free:
+                if waiting:
+                    waiting()
+                    waiting = None
+                time.sleep(seconds)
+                seconds = min(2 * seconds, _MOST_SECONDS)
+                continue
+            if not _is_at(file.fileno(), path):
+                continue  # its last holder removed it, so another process may lock a new file of that name
+            file.truncate(0)
+            began = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            file.write(json.dumps({"host": socket.gethostname(), "process": os.getpid(), "began": began}).encode())
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def read_owner(path: Path) -> dict[str, Any]:
+    """Read host, process and begin (UTC) of the owner of a lock; empty where its file names none."""
+    try:
+        owner = json.loads(read_file(path, limit=MOST_TEXT_BYTES))
+    except (OSError, ValueError):
+        return {}
+    return owner if isinstance(owner, dict) else {}
+
+
+def _is_alive(owner: Mapping[str, Any]) -> bool:
+    """Return whether the owner of a lock may be alive; only of a process on this machine can its end be known."""
+    process = owner.get("process")
+    if not isinstance(process, int) or process <= 0:
+        return False
+    if owner.get("host") != socket.gethostname() or os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

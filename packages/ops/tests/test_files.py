@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gaudi_ops import files
+from gaudi_ops.errors import DataError, UnsafeError
+from gaudi_ops.files import (
+    FileError,
+    UnsafeFileError,
+    hold_lock,
+    open_regular_file,
+    publish_file,
+    read_file,
+    read_owner,
+    read_text,
+    remove_leftovers,
+    staging_folder,
+    write_atomically,
+    write_file,
+)
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+def link_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+ODD: list[Callable[[Path], None]] = [make_pipe, make_socket, link_device]
+
+
+@pytest.mark.parametrize("make", ODD)
+def test_only_regular_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
+    monkeypatch.chdir(tmp_path)  # a socket's path is short
+    make(Path("x"))
+    for read in (read_file, open_regular_file, files.require_regular_file):
+        with pytest.raises(FileError) as caught:
+            read("x")
+        assert isinstance(caught.value, DataError | OSError)
+        assert (caught.value.exit_status, caught.value.path) == (65, "x")
+
+
+def test_files_above_the_limit_are_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "sparse"
+    path.touch()
+    os.truncate(path, 2**40)
+    with pytest.raises(FileError, match=str(2**40)):
+        read_file(path)
+    with open_regular_file(path) as file:
+        assert file.read(2) == b"\0\0"
+
+
+def test_folders_and_missing_files_are_told_as_by_open(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        read_file(tmp_path)
+    with pytest.raises(FileNotFoundError) as caught:
+        read_file(tmp_path / "x")
+    assert caught.value.filename == str(tmp_path / "x")
+
+
+def test_links_and_ends_of_lines_are_read_through(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes("é\r\nb\rc\n".encode())
+    (tmp_path / "y").symlink_to("x")
+    assert read_text(tmp_path / "y") == "é\nb\nc\n"
+
+
+def link_to_a_file(path: Path) -> None:
+    path.with_name("kept").write_text("kept")
+    path.symlink_to("kept")
+
+
+@pytest.mark.parametrize("make", [*ODD, link_to_a_file])
+def test_only_regular_files_are_written_and_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("x")
+    make(path)
+    Path("draft").write_text("new")
+    before = path.lstat()
+    writes: list[Callable[[], Any]] = [
+        lambda: write_file(path, "new"),
+        lambda: publish_file("draft", path),
+        lambda: open_regular_file(path, "ab"),
+        lambda: open_regular_file(path, "xb"),
+    ]
+    for write in writes:
+        with pytest.raises(UnsafeFileError) as caught:
+            write()
+        assert isinstance(caught.value, UnsafeError | OSError)
+        assert (caught.value.exit_status, caught.value.path) == (77, "x")
+    assert os.path.samestat(path.lstat(), before)
+    assert not Path("kept").exists() or Path("kept").read_text() == "kept"
+    assert {each.name for each in Path().iterdir()} <= {"x", "draft", "kept"}
+
+
+def test_no_file_is_opened_to_be_half_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="half written"):
+        open_regular_file(tmp_path / "x", "wb")
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path, durable: bool) -> None:
+    path = tmp_path / "x.txt"
+    for content in ("one", "two"):
+        with write_atomically(path, durable=durable) as file:
+            file.write(content.encode())
+            names = [each.name for each in tmp_path.iterdir()]
+            assert len(names) == 1 + (content == "two")
+    assert [each.name for each in tmp_path.iterdir()] == ["x.txt"]
+    assert path.read_text() == "two"
+    umask = os.umask(0)
+    os.umask(umask)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_drafts_have_names_that_nobody_knows(tmp_path: Path) -> None:
+    names = set()
+    for _ in range(3):
+        with write_atomically(tmp_path / "x", durable=False):
+            names |= {each.name for each in tmp_path.iterdir()} - {"x"}
+    assert len(names) == 3
+
+
+@pytest.mark.parametrize("error", [RuntimeError("stop"), KeyboardInterrupt(), FileError("gone")])
+def test_an_error_leaves_what_was_there(tmp_path: Path, error: BaseException) -> None:
+    path = tmp_path / "x"
+    path.write_text("old")
+
+    def fail() -> None:
+        with write_atomically(path) as file:
+            file.write(b"new")
+            raise error
+
+    with pytest.raises(type(error)) as caught:
+        fail()
+    assert caught.value is error
+    assert [each.name for each in tmp_path.iterdir()] == ["x"]
+    assert path.read_text() == "old"
+
+
+def test_the_error_of_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_file(path, "a")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            write_file(path, "x" * 10_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(path)
+    assert [each.name for each in tmp_path.iterdir()] == ["a.json"]
+    assert path.read_text() == "a"
+
+
+def test_an_error_names_the_file_and_not_its_draft(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        write_file(tmp_path / "no" / "x", "a")
+    assert caught.value.filename == str(tmp_path / "no" / "x")
+    with pytest.raises(FileNotFoundError) as caught, write_atomically(tmp_path / "x"):
+        (tmp_path / "other").read_bytes()
+    assert caught.value.filename == str(tmp_path / "other")
+
+
+def test_what_is_renamed_out_stays(tmp_path: Path) -> None:
+    output_dir = tmp_path / "a" / "b"
+    with staging_folder(output_dir) as staging:
+        assert (staging.parent, staging.stat().st_mode & 0o777) == (output_dir, 0o700)
+        (staging / "x").write_text("x")
+        (staging / "left").write_text("y")
+        publish_file(staging / "x", output_dir / "x")
+    assert [path.name for path in output_dir.iterdir()] == ["x"]
+
+
+def test_nothing_is_left_after_an_error(tmp_path: Path) -> None:
+    def fail() -> None:
+        with staging_folder(tmp_path / "a" / "b") as staging:
+            (staging / "x").write_text("x")
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_was_there_stays(tmp_path: Path) -> None:
+    with staging_folder(tmp_path):
+        pass
+    assert tmp_path.is_dir()
+
+
+def hold_drafts(folder: Path, held: Any) -> None:
+    with write_atomically(folder / "x") as file, staging_folder(folder) as staging:
+        file.write(b"x")
+        file.flush()
+        (staging / "x").write_text("x")
+        held.set()
+        signal.pause()
+
+
+def test_drafts_are_removed_once_their_writer_is_dead(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    held = context.Event()
+    worker = context.Process(target=hold_drafts, args=(tmp_path, held))
+    worker.start()
+    assert held.wait(600)
+    remove_leftovers(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    worker.kill()
+    worker.join()
+    (tmp_path / ".unfinished-train").mkdir()  # shards, with which a conversion goes on
+    write_file(tmp_path / "y", "y")  # the first one of this process here
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".unfinished-train", "y"]
+
+
+def count_up(lock: Path, counter: Path) -> None:
+    for _ in range(20):
+        with hold_lock(lock):
+            number = int(counter.read_text())
+            os.sched_yield()  # now another process would read the same
+            counter.write_text(str(number + 1))
+
+
+def test_processes_exclude_each_other(tmp_path: Path) -> None:
+    counter, lock = tmp_path / "counter", tmp_path / "below" / ".lock"
+    counter.write_text("0")
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=count_up, args=(lock, counter)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert counter.read_text() == "60"
+    assert not lock.exists()
+
+
+def hold(lock: Path, held: Any) -> None:
+    with hold_lock(lock):
+        held.set()
+        signal.pause()
+
+
+def refuse() -> None:
+    raise RuntimeError("it is held")
+
+
+def test_the_end_of_a_process_releases_its_lock(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    held, lock = context.Event(), tmp_path / ".lock"
+    worker = context.Process(target=hold, args=(lock, held))
+    worker.start()
+    assert held.wait(600)
+    with pytest.raises(RuntimeError, match="it is held"), hold_lock(lock, waiting=refuse):
+        pass
+    assert (read_owner(lock)["process"], read_owner(lock)["host"]) == (worker.pid, socket.gethostname())
+    worker.kill()
+    worker.join()
+    with hold_lock(lock, waiting=refuse):
+        assert read_owner(lock)["process"] == os.getpid()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_locks_of_the_file_system_the_owner_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "fcntl", None)
+    lock, worker = tmp_path / ".lock", multiprocessing.get_context("fork").Process(target=os.getpid)
+    worker.start()
+    worker.join()
+    here = socket.gethostname()
+    for owner in ({"host": here, "process": worker.pid}, {"host": "x"}, {}):
+        lock.write_text(json.dumps(owner))
+        with hold_lock(lock, waiting=refuse):
+            pass
+    for host, process in ((here, os.getppid()), ("x", worker.pid)):
+        lock.write_text(json.dumps({"host": host, "process": process}))
+        with pytest.raises(RuntimeError, match="it is held"), hold_lock(lock, waiting=refuse):
+            pass
+    write_file(tmp_path / "x", "as on Windows")
+    assert (tmp_path / "x").read_text() == "as on Windows"
