@@ -178,8 +178,8 @@ def hold_interrupts() -> Iterator[None]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for number in noted[:1]:
-            signal.raise_signal(number)
+        if noted:
+            signal.raise_signal(noted[0])
 
 
 class _Output(io.FileIO):
