@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from gaudi_apps.inference.converters import run_saved_model, write_saved_model
 from gaudi_apps.runtime.errors import ExportError
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image
+from gaudi_ops.program import exit_status_of
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +32,20 @@ def test_a_saved_model_is_run_by_relative_paths(
         agreement = network.compare(reference._asdict(), found)
         assert agreement.is_close
         assert agreement.compared > 20
+
+
+def test_a_saved_model_that_the_disk_does_not_take_is_an_error_of_the_disk(
+    detector_network: Any, tmp_path: Path
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="TensorFlow cannot") as caught:
+            write_saved_model(DetectorExport(detector_network, [Category(1, "red")]), tmp_path / "saved")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert exit_status_of(caught.value) == 74
+    assert caught.value.filename == str(tmp_path / "saved")
 
 
 def test_a_saved_model_that_cannot_be_run_is_an_error(noise_images: list[bytes], tmp_path: Path) -> None:

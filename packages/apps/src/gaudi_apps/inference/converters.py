@@ -153,6 +153,9 @@ def write_saved_model(network: ExportedNetwork, path: Path) -> None:
     Args:
         network: to export.
         path: of the folder to write, which must not hold a SavedModel.
+
+    Raises:
+        OSError: it cannot be written.
     """
     path.mkdir(parents=True, exist_ok=True)
     classes_file = path / CLASSES_FILE
@@ -175,7 +178,10 @@ def write_saved_model(network: ExportedNetwork, path: Path) -> None:
     }
     for name, function in signatures.items():
         setattr(owner, name, function)
-    tf.saved_model.save(owner, str(path), signatures=signatures)
+    try:
+        tf.saved_model.save(owner, str(path), signatures=signatures)
+    except tf.errors.OpError as error:  # such as a full disk, of which TensorFlow makes errors of its own
+        raise OSError(None, f"TensorFlow cannot write there ({error.message.splitlines()[0]})", str(path)) from None
     classes_file.unlink()  # a copy is in assets/
 
 
