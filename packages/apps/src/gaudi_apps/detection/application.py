@@ -202,7 +202,7 @@ class SSDApplication(Application):
 
 def make_settings(config: SSDConfig, distribution: Distribution) -> RunSettings:
     """Make the settings of a run."""
-    run, device, report, evaluation = config.run, config.device, config.report, config.report
+    run, device, report = config.run, config.device, config.report
     has_truth = not (config.data.use_fake_data or config.data.static)
     return RunSettings(
         device=make_device_settings(config, distribution, intra_threads=device.threads, inter_threads=device.threads),
@@ -216,10 +216,10 @@ def make_settings(config: SSDConfig, distribution: Distribution) -> RunSettings:
         profiled_steps=parse_step_range(report.profile),
         draws_input=report.vis_dataloader,
         weights=config.network.weights,
-        target=evaluation.target,
-        patience=evaluation.patience,
-        evaluates=has_truth and (evaluation.eval_epochs > 0 or not evaluation.no_evaluate),
-        reports_scores=not evaluation.no_evaluate,
+        target=report.target,
+        patience=report.patience,
+        evaluates=has_truth and (report.eval_epochs > 0 or not report.no_evaluate),
+        reports_scores=not report.no_evaluate,
         steps=run.steps,
         kills=run.kills,
         distribution=distribution,
