@@ -12,6 +12,7 @@ from gaudi_apps.runtime.errors import SIGNALS, StoppedError, StopRequest
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_is_noted_and_the_next_one_interrupts(number: signal.Signals) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where these tests run under nohup
     before = [signal.getsignal(each) for each in SIGNALS]
     with StopRequest() as stop:
         assert not stop

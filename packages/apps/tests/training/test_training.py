@@ -174,7 +174,7 @@ def test_the_configuration_beside_a_run_makes_the_same_run(train: Program, ssd_t
     assert "step 2" in done.out
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_run_that_is_stopped_saves_its_step_and_goes_on(
     train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
