@@ -11,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.errors import BadImageError, DataError, MissingInputError
 from gaudi_datasets.image_files import (
     CMYK_FIX,
     CONVERTED,
     DEPTH_FIX,
     TURN_FIX,
+    _find_jpeg_warning,
     check_image,
+    check_pixels,
     read_image,
     read_size,
     stat_image,
@@ -67,6 +69,44 @@ def test_a_truncated_image_is_named(tmp_path: Path, kind: str, share: float, dec
     path.write_bytes(encoded[: int(len(encoded) * share)])
     with pytest.raises(DataError, match=r"x\.jpg: cannot be decoded"):
         read_image(path, decode=decode)
+
+
+def encode_photo(**options: object) -> bytes:
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).resize((160, 120), Image.Resampling.BICUBIC).save(buffer, "JPEG", **options)
+    return buffer.getvalue()
+
+
+def take_pixels(encoded: bytes, how: str) -> bytes:
+    """Return a JPEG that decoders take for whole, though most of its pixels are gone."""
+    start = encoded.index(b"\xff\xda") + 14
+    if how == "random":
+        noise = np.random.default_rng(0).integers(0, 255, len(encoded) - start - 2, np.uint8).tobytes()
+        return encoded[:start] + noise + b"\xff\xd9"
+    if how == "large":
+        return encoded.replace(struct.pack(">HH", 120, 160), struct.pack(">HH", 1200, 1600))
+    return encoded[: start + (len(encoded) - start) // 3] + b"\xff\xd9"
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}])
+@pytest.mark.parametrize("how", ["third", "random", "large"])
+def test_a_jpeg_without_most_of_its_pixels_is_refused(how: str, options: dict[str, object]) -> None:
+    encoded = take_pixels(encode_photo(**options), how)
+    assert check_image(encoded, "x.jpg", decode=False).format == "jpeg"
+    for check in (check_image, check_pixels):
+        with pytest.raises(BadImageError) as caught:
+            check(encoded, Path("x.jpg"))
+        assert caught.value.path == "x.jpg"
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_spare_bytes_and_rare_colors_take_no_pixels(mode: str) -> None:
+    encoded = encode(mode, "JPEG", quality=100)
+    assert _find_jpeg_warning(encoded[:-2] + bytes(9) + encoded[-2:]) == ""
+    check_pixels(encoded[:-2] + bytes(9) + encoded[-2:], "x.jpg")
+    check_pixels(encoded + bytes(99), "x.jpg")
+    check_pixels(encode(mode, "JPEG", keep_rgb=True) if mode == "RGB" else encoded, "x.jpg")
 
 
 IMAGES = {kind: encode("RGB", kind) for kind in ("JPEG", "PNG")}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -92,6 +94,20 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(train: Program, tmp_path: Path) 
     assert load(broken).metadata["image_sequence"] == load(whole).metadata["image_sequence"]
     assert_same_state(load(broken), load(whole))
     assert {"steps", "adam_updates"} < load(whole).tensors.keys()
+
+
+def test_a_bad_image_ends_the_training_or_is_skipped(run_classifier: Program, folders: Path, tmp_path: Path) -> None:
+    data = Path(shutil.copytree(folders, tmp_path / "data"))
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 40, 3), np.uint8)
+    encoded = cv2.imencode(".jpg", pixels)[1].tobytes()
+    (data / "train" / "red" / "0.png").write_bytes(encoded[: len(encoded) // 2] + b"\xff\xd9")
+    flags = ("--data_dir", data, *COMMON, "--train_steps", 4, "--skip_eval")
+    done = run_classifier(*flags, "--model_dir", tmp_path / "fail")
+    assert done.status == 65
+    assert "0.png" in done.err
+    done = run_classifier(*flags, "--model_dir", tmp_path / "skip", "--on_bad_image", "skip")
+    assert done.status == 0, done.err
+    assert "image 1 of 12" in done.err
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import cv2
 import google_crc32c
 import numpy as np
 import pytest
@@ -163,7 +164,7 @@ def test_the_configuration_beside_a_run_makes_the_same_run(train: Program, ssd_t
     flags = yaml.safe_load((one / "config.yaml").read_text())
     assert flags["lr_drop_epochs"] == [0.5, 1.0]
     known = {name for name, _ in list_flags(SSDConfig())}
-    assert known - flags.keys() == {"config", "clean", "debug", "json", "minutes", "mode", "task_index"}
+    assert known - flags.keys() == {"config", "clean", "debug", "json", "minutes", "mode", "task_index", "verify_data"}
     done = ssd_train("--config", one / "config.yaml", "--model_dir", two)
     assert done.status == 0, done.err
     assert load(two).metadata == load(one).metadata
@@ -613,6 +614,21 @@ def test_files_without_records_give_the_same_training(train: Program, train_file
         np.testing.assert_array_equal(tensor, other.tensors[name], err_msg=name)
     figures = [json.loads((tmp_path / name / "evaluation.json").read_text()) for name in ("records", "files")]
     assert figures[0] == figures[1]
+
+
+def test_a_bad_image_ends_the_training_or_is_skipped(train_files: Program, image_dir: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(image_dir, tmp_path / "images"))
+    pixels = np.random.default_rng(0).integers(0, 256, (120, 150, 3), np.uint8)
+    encoded = cv2.imencode(".jpg", pixels)[1].tobytes()
+    (folder / "3.png").write_bytes(encoded[: len(encoded) // 2] + b"\xff\xd9")
+    flags = ("--steps", 3, "--train_images", folder)
+    done = train_files(tmp_path / "fail", *flags)
+    assert done.status == 65
+    assert "3.png" in done.err
+    done = train_files(tmp_path / "skip", *flags, "--on_bad_image", "skip", "--verify_data")
+    assert done.status == 0, done.err
+    assert "image 1 of 5" in done.err
+    assert "verified" in done.out
 
 
 def test_files_that_are_not_there_are_named(train_files: Program, tmp_path: Path) -> None:

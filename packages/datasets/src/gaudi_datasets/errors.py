@@ -13,6 +13,10 @@ class FlagError(GaudiError, ValueError):
     exit_status = 64
 
 
+class BadImageError(DataError):
+    """An image that cannot be decoded, or not whole."""
+
+
 class MissingInputError(GaudiError, FileNotFoundError):
     """A file or a folder that is not where it was named."""
 

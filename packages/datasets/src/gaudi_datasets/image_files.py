@@ -1,7 +1,8 @@
 """Image files as they come: told apart by their content, checked, and made what the loaders decode where they are not.
 
 A check walks through the structure of the file, which is quick; decoding it whole finds damage in the pixels too. What
-the walk is not sure of is decoded in any case.
+the walk is not sure of is decoded in any case. Decoders fill what is missing in a JPEG with gray and say nothing, so
+libjpeg's warnings are asked for.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import simplejpeg
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.errors import BadImageError, DataError, MissingInputError
 from gaudi_ops.files import open_regular_file, read_file
 
 CMYK_FIX = "CMYK JPEG made RGB"
@@ -43,10 +45,13 @@ _TURNS = {
 }  # what makes an image of each EXIF orientation upright
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND"
+_SPARE = re.compile(r"Corrupt JPEG data: (\d+) extraneous bytes before marker 0xd9")  # after all pixels
+_SPARE_SHARE = 0.02  # of a file; random bytes in place of the pixels may leave some, too, and mostly leave more
 _FRAME_HEADERS = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive, Huffman coded
 _EXIF, _XMP_TURN = b"Exif\0\0", re.compile(rb'tiff:Orientation(?:="|>)([1-8])')
 _PNG_MARKS = (b"Raw profile type exif", b"XML:com.adobe.xmp")  # names of texts that may hold EXIF and XMP
 _PIXELS_UNDECODED = 2**26  # larger ones are decoded, so that Pillow's guard against bombs of pixels sees them
+_REMEDY = "fetch or convert it again, or leave it out"
 _JPEG_QUALITY = 95
 _PNG_LEVEL = 1  # the quickest, for it is done at each reading
 
@@ -108,7 +113,7 @@ def check_image(encoded: bytes, place: object, *, decode: bool = True, upright: 
         upright: turn it as EXIF says.
 
     Raises:
-        DataError: it is no image, cut off or damaged, or of a format or depth that is not read.
+        BadImageError: it is no image, cut off or damaged, or of a format or depth that is not read.
     """
     if not decode:
         is_jpeg = encoded.startswith(_JPEG_START)
@@ -120,6 +125,8 @@ def check_image(encoded: bytes, place: object, *, decode: bool = True, upright: 
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(encoded), formats=_READ) as image:
                 turn = _read_turn(image) if image.format == "TIFF" else 1  # Pillow turns it and unmarks it
+                if warning := _find_jpeg_warning(encoded):
+                    raise _RefusedError(f"cannot be decoded whole ({warning}, {len(encoded)} bytes)", _REMEDY)
                 image.load()
                 turn = max(turn, _read_turn(image)) if upright else 1
                 return _convert(image, encoded, turn)
@@ -130,7 +137,58 @@ def check_image(encoded: bytes, place: object, *, decode: bool = True, upright: 
         if isinstance(error, UnidentifiedImageError):
             reason = "it is none of JPEG, PNG, WebP, BMP, TIFF, GIF and PPM"
         fault = f"cannot be decoded ({reason}, {len(encoded)} bytes)"
-        raise _refuse(place, fault, "fetch or convert it again, or leave it out") from None
+        raise _refuse(place, fault, _REMEDY) from None
+
+
+def check_pixels(encoded: bytes, place: object) -> None:
+    """Check that all pixels of an image are there, as `check_image` does, but for turning it; sooner for a JPEG.
+
+    Raises:
+        BadImageError: it cannot be decoded whole.
+    """
+    is_jpeg = encoded.startswith(_JPEG_START)
+    if not is_jpeg or not _is_whole_jpeg(encoded):
+        check_image(encoded, place, decode=is_jpeg, upright=False)
+
+
+def _is_whole_jpeg(encoded: bytes) -> bool:
+    """Return whether a JPEG of a usual kind decodes without an error or a warning."""
+    try:
+        height, width, _, _ = simplejpeg.decode_jpeg_header(encoded)
+    except (ValueError, KeyError):  # the latter of a sampling that it does not know
+        return False
+    return height * width <= _PIXELS_UNDECODED and not _try_jpeg(encoded, strict=True)
+
+
+def _find_jpeg_warning(encoded: bytes) -> str:
+    """Return what libjpeg warns of when it decodes a JPEG all of whose pixels may not be there; empty: nothing.
+
+    An error is no warning: every decoder finds it. Nothing is known of rare kinds of sampling.
+    """
+    warning = _try_jpeg(encoded, strict=True) if encoded.startswith(_JPEG_START) else ""
+    spare = _SPARE.fullmatch(warning)
+    if not warning or (spare and int(spare[1]) <= _SPARE_SHARE * len(encoded)) or _try_jpeg(encoded, strict=False):
+        return ""
+    return warning
+
+
+def _try_jpeg(encoded: bytes, *, strict: bool) -> str:
+    """Decode all data of a JPEG, at an eighth of its size; return the error, empty if there is none.
+
+    With `strict`, the first warning is an error.
+    """
+    error = ""
+    for space in ("GRAY", "CMYK"):  # for an image in CMYK there is no other
+        try:
+            simplejpeg.decode_jpeg(
+                encoded, space, min_height=1, min_width=1, fastdct=True, fastupsample=True, strict=strict
+            )
+            return ""
+        except (ValueError, KeyError) as raised:
+            error = error or str(raised)
+        if not error.startswith("Unsupported color conversion"):
+            break
+    return error
 
 
 def read_size(path: Path) -> tuple[int, int]:
@@ -224,10 +282,10 @@ def _png_depth(encoded: bytes) -> int:
     return encoded[24]
 
 
-def _refuse(place: object, fault: str, remedy: str) -> DataError:
+def _refuse(place: object, fault: str, remedy: str) -> BadImageError:
     if isinstance(place, Path):
-        return DataError(fault, path=place, remedy=remedy)
-    return DataError(fault, record=place, remedy=remedy)
+        return BadImageError(fault, path=place, remedy=remedy)
+    return BadImageError(fault, record=place, remedy=remedy)
 
 
 def to_rgb_jpeg(encoded: bytes) -> bytes:

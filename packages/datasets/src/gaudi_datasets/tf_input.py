@@ -33,7 +33,7 @@ def read_batches(
         yield from dataset
     except tf.errors.InvalidArgumentError as error:
         # Of an exception within tf.data only class name and message come out, after the name of a node.
-        ours = re.search(r"DataError: (.*)", error.message)
+        ours = re.search(r"(?:DataError|BadImageError): (.*)", error.message)
         where = "" if ours or source is None else _find_undecodable(source)
         raise DataError(ours[1] if ours else f"{where}{_UNDECODABLE}: {_first_line(error)}") from None
 

@@ -3,8 +3,10 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
@@ -13,7 +15,8 @@ from gaudi_datasets.classification.class_folders import FolderSource
 from gaudi_datasets.classification.examples import ClassificationExample, encode_example
 from gaudi_datasets.classification.layouts import check_all
 from gaudi_datasets.classification.sources import RecordSource
-from gaudi_datasets.layouts.checking import BrokenImagesError, check_sources
+from gaudi_datasets.errors import BadImageError
+from gaudi_datasets.layouts.checking import BrokenImagesError, check_sources, check_when_read
 from gaudi_datasets.records.conversion import write_shards
 
 
@@ -70,6 +73,68 @@ def test_images_of_records_are_checked(tmp_path: Path) -> None:
     )
     with pytest.raises(BrokenImagesError) as error:
         check_all(RecordSource(tmp_path / "records", "train"))
+    assert error.value.count == 1
+
+
+def spoil(path: Path) -> None:
+    """Take the second half of a JPEG's pixels, so that its structure remains."""
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) * 3 // 4] + b"\xff\xd9")
+
+
+def test_a_bad_image_is_named_when_it_is_read(folder: Path) -> None:
+    spoil(folder / "ant" / "3.jpg")
+    source = FolderSource(folder)
+    bad = source.rows.tolist().index(3)
+    checked = check_when_read(source)
+    assert (checked.class_names, len(checked), checked.read(bad - 1).image_id) == (("ant",), 8, source.rows[bad - 1])
+    for _ in range(2):
+        with pytest.raises(BadImageError) as error:
+            checked.read(bad)
+        assert "3.jpg" in str(error.value.record)
+    with pytest.raises(BrokenImagesError) as broken:
+        check_when_read(source, verify=True)
+    assert broken.value.count == 1
+
+
+def test_bad_images_are_skipped_and_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = FolderSource(folder)
+    for row in source.rows[[6, 7, 0]].tolist():
+        spoil(folder / "ant" / f"{row}.jpg")
+    checked = check_when_read(source, "skip", verify=True)
+    for _ in range(2):
+        ids = [checked.read(index).image_id for index in range(8)]
+        assert ids == source.rows[[1, 1, 2, 3, 4, 5, 1, 1]].tolist()
+    assert sorted(re.findall(r"image (\d) of 8", capsys.readouterr().err)) == ["1", "2", "3"]
+    for path in (folder / "ant").iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(BadImageError) as error:
+        check_when_read(FolderSource(folder), "skip").read(0)
+    assert error.value.path == str(folder)
+
+
+def test_records_are_verified_and_what_nothing_proves_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    encoded = cv2.imencode(".jpg", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
+
+    def encode(index: int) -> tuple[bytes, str]:
+        example = ClassificationExample(index, encoded, 8, 8, 0)
+        return encode_example(example, image_format="jpeg", class_name="ant"), ""
+
+    manifest = {"kind": "classification", "classes": ["ant"]}
+    write_shards(encode, 4, tmp_path, "train", manifest=manifest, fingerprint="", shards=1)
+    check_when_read(RecordSource(tmp_path, "train"), verify=True)
+    assert ";" not in capsys.readouterr().out
+    (tmp_path / "train.json").unlink()
+    check_when_read(RecordSource(tmp_path, "train"), verify=True)
+    assert ";" in capsys.readouterr().out
+    (path,) = tmp_path.glob("train-*")
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(BrokenImagesError) as error:
+        check_when_read(RecordSource(tmp_path, "train"), verify=True)
     assert error.value.count == 1
 
 

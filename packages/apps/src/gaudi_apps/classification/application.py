@@ -178,6 +178,7 @@ class ClassificationApplication(Application):
         """Open the evaluator of the validation images."""
         from gaudi_apps.classification.data import open_source
         from gaudi_apps.classification.evaluator import AccuracyEvaluator
+        from gaudi_apps.inference.media import check_source
 
         require_model_config(model_config)
         data, names = self.train_config.flags.data, read_class_names(model_config)
@@ -190,6 +191,7 @@ class ClassificationApplication(Application):
             source = found.val
         options = input_options(self.train_config, image_size=model_config["image_size"])
         num_images = self.train_config.eval_images or None
+        source = check_source(source, data, self.settings)
         evaluator = AccuracyEvaluator(source, options, folder, names, communicator, num_images=num_images)
         evaluator.split = data.eval_split if found is None else "val"
         return evaluator

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gaudi_apps.classification.flags import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, TrainConfig
-from gaudi_apps.inference.media import keep_if_it_fits
+from gaudi_apps.inference.media import check_source, keep_if_it_fits
 from gaudi_apps.inference.visualizer import Image, add_title, enlarge, write_first_images
 from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.recipe import open_once
@@ -70,14 +70,15 @@ def open_training_data(config: TrainConfig) -> TrainingData:
     if data.training_dataset_cache:
         options = keep_if_it_fits(source.num_bytes, options, config.run.distribution.rank_info.local_size)
     _require_two_classes(source)
+    checked = check_source(source, data, config.run, trains=True)
     if data.cache_decoded_image:
-        source = DecodedSource(source)
+        checked = DecodedSource(checked)
     ranges = AugmentationRange(
         min_area=config.min_crop_area, color_jitter=data.color_jitter, gray_probability=data.gray_probability
     )
 
     def read_images(first_step: int) -> Batches:
-        dataset = train_dataset(source, options, first_step=first_step, ranges=ranges)
+        dataset = train_dataset(checked, options, first_step=first_step, ranges=ranges)
         return read_batches(dataset, source)
 
     files, former = getattr(source, "list_files", dict), getattr(source, "former_fingerprint", "")

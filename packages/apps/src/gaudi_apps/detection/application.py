@@ -141,8 +141,9 @@ class SSDApplication(Application):
     ) -> DetectionEvaluator:
         """Open the evaluator of the validation images."""
         from gaudi_apps.detection.evaluator import DetectionEvaluator
+        from gaudi_apps.inference.media import check_source
 
-        source = open_source(self.config, "val")
+        source = check_source(open_source(self.config, "val"), self.config.data, self.settings)
         options = input_options(self.config, self.settings, read_architecture(model_config))
         limit = self.config.report.eval_samples or None
         return DetectionEvaluator(

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gaudi_apps.cli.launch import share_batch
 from gaudi_apps.detection.config import COCO_TRAIN_IMAGES, SSDConfig, open_found
 from gaudi_apps.detection.detections import make_category_config
-from gaudi_apps.inference.media import keep_if_it_fits
+from gaudi_apps.inference.media import check_source, keep_if_it_fits
 from gaudi_apps.inference.visualizer import Image, draw_detections, write_first_images
 from gaudi_apps.runtime.settings import RunSettings
 from gaudi_apps.training.checkpoint import ModelConfig
@@ -68,8 +68,10 @@ def open_training_data(config: SSDConfig, run: RunSettings) -> TrainingData:
 
     num_images, repeat_factors, class_weights = find_emphasis(config, source)
 
+    checked = check_source(source, config.data, run, trains=True)
+
     def read_images(first_step: int) -> Batches:
-        dataset = train_dataset(source, options, first_step=first_step, spec=spec, repeat_factors=repeat_factors)
+        dataset = train_dataset(checked, options, first_step=first_step, spec=spec, repeat_factors=repeat_factors)
         return read_batches(dataset, source)
 
     model_config = make_category_config(source.categories)

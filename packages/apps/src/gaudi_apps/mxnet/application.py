@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gaudi_apps.detection.config import COCO_TRAIN_IMAGES
 from gaudi_apps.detection.detections import make_category_config, read_categories
-from gaudi_apps.inference.media import Preprocessor, keep_if_it_fits
+from gaudi_apps.inference.media import Preprocessor, check_source, keep_if_it_fits
 from gaudi_apps.inference.visualizer import Image, decode_image
 from gaudi_apps.mxnet.config import SSDMXNetConfig, find_profiled_steps
 from gaudi_apps.mxnet.evaluation import AsyncEvaluation, MXNetEvaluator
@@ -142,7 +142,8 @@ class SSDMXNetApplication(Application):
         self, folder: RunFolder, model_config: ModelConfig, communicator: Communicator
     ) -> MXNetEvaluator:
         """Open the evaluation on the validation images, which computes COCO's figures."""
-        data, source = self.config.data, open_source(self.config, "val")
+        data = self.config.data
+        source = check_source(open_source(self.config, "val"), data, self.settings)
         self._num_scored = min(len(source), data.eval_samples or len(source))
         return MXNetEvaluator(
             source,
@@ -300,9 +301,10 @@ def open_training_data(config: SSDMXNetConfig, run: RunSettings, layout: Any) ->
         return TrainingData(make_category_config(COCO_CATEGORIES), COCO_TRAIN_IMAGES, "random images", draw)
     source = open_source(config, "train")
     options = keep_if_it_fits(source.num_bytes, options, run.distribution.rank_info.local_size)
+    checked = check_source(source, config.data, run, trains=True)
 
     def read(first_step: int) -> Batches:
-        return train_batches(source, options, first_step=first_step, layout=layout, scale_brightness=True)
+        return train_batches(checked, options, first_step=first_step, layout=layout, scale_brightness=True)
 
     files, former = getattr(source, "list_files", dict), getattr(source, "former_fingerprint", "")
     return TrainingData(make_category_config(source.categories), len(source), source.fingerprint, read, files, former)

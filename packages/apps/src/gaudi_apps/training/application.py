@@ -206,7 +206,9 @@ class Application(ABC):
         if (found := self.open_found()) is not None:
             from gaudi_datasets.layouts.checking import check_sources
 
-            self.checked = check_sources(found.sources, self.settings.model_dir / CHECKED)
+            self.checked = check_sources(
+                found.sources, self.settings.model_dir / CHECKED, self.config.data.on_bad_image
+            )
 
     def describe_data(self) -> tuple[str, ...]:
         """Return lines for the user about the data, once it is open."""

@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
 from gaudi_datasets.documents import load_json
-from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.image_files import check_image, read_size, stat_image
+from gaudi_datasets.errors import BadImageError, DataError, MissingInputError
+from gaudi_datasets.image_files import check_image, check_pixels, read_size, stat_image
 from gaudi_datasets.layouts.threads import map_threads
 from gaudi_datasets.program import ProgressLine, count_things
 from gaudi_datasets.records.record_sets import RecordSet
@@ -91,7 +91,70 @@ def read_sizes(paths: Sequence[Path], name: str) -> list[tuple[int, int]]:
     return [each for each in found if not isinstance(each, Exception)]
 
 
-def check_all(source: Source | StoredSource, progress: Callable[[int, int], None] | None = None) -> None:
+OnBadImage = Literal["fail", "skip"]
+"""What training does at an image that cannot be decoded whole: it ends, or takes the next image that can."""
+Checked = TypeVar("Checked")
+
+
+def check_when_read(source: Checked, on_bad_image: OnBadImage = "fail", *, verify: bool = False) -> Checked:
+    """Return a source that checks each image when it is first read: all of a JPEG's data is decoded.
+
+    With `verify` all are read at once, compared with their checksums, and what has none is told.
+
+    Raises:
+        BrokenImagesError: with `verify`, images cannot be used.
+        BadImageError: on reading an image that cannot be decoded whole, unless it is skipped.
+    """
+    checked: Any = _CheckedSource(source, on_bad_image)
+    if verify:
+        check_all(checked, ProgressLine("verifying"))
+        unchecked = getattr(source, "unchecked", "")
+        say("; ".join(filter(None, (f"verified {checked.name}: {count_things(len(checked), 'image')}", unchecked))))
+    return cast("Checked", checked)
+
+
+class _CheckedSource:
+    """A source that has checked what was read; its `read` may be called from several threads."""
+
+    def __init__(self, source: Any, on_bad_image: OnBadImage) -> None:
+        self._source, self._skips = source, on_bad_image == "skip"
+        self._checked, self._bad, self._lock = bytearray(len(source)), set[int](), threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def read(self, index: int) -> Any:
+        """Read an image, or the next good one in place of a bad one, which is the same for all ranks and epochs."""
+        if not self._skips:
+            return self._read(index)
+        for place in range(index, index + len(self)):
+            row = place % len(self)
+            try:
+                if row not in self._bad:
+                    return self._read(row)
+            except BadImageError as error:
+                with self._lock:
+                    if row not in self._bad:  # another thread may have met it
+                        self._bad.add(row)
+                        say(f"warning: skipped bad image {len(self._bad)} of {len(self)}: {error}", error=True)
+        raise BadImageError("has no image that can be decoded whole", path=self._source.name)
+
+    def _read(self, index: int) -> Any:
+        example = self._source.read(index)
+        if not self._checked[index]:
+            check_pixels(example.encoded, f"{self._source.name}: image {index} ({example.file_name})")
+            self._checked[index] = 1
+        return example
+
+
+def check_all(
+    source: Source | StoredSource,
+    progress: Callable[[int, int], None] | None = None,
+    on_bad_image: OnBadImage = "fail",
+) -> None:
     """Read every image of a source in threads, and check that it can be decoded and has its annotated size.
 
     The structure of a JPEG or PNG is walked through; what this leaves in doubt is decoded.
@@ -99,6 +162,7 @@ def check_all(source: Source | StoredSource, progress: Callable[[int, int], None
     Args:
         source: of either kind.
         progress: is called with the numbers of images checked and of all, by one thread at a time.
+        on_bad_image: whether images that cannot be decoded count.
 
     Raises:
         BrokenImagesError: some cannot be used; it names the first and counts all.
@@ -113,6 +177,8 @@ def check_all(source: Source | StoredSource, progress: Callable[[int, int], None
             example = source.read(index)
             if is_record:  # files are checked as they are read
                 check_image(example.encoded, f"{source.name}: record {index}", decode=False, upright=False)
+        except BadImageError as error:
+            fault = None if on_bad_image == "skip" else error
         except (DataError, MissingInputError) as error:
             fault = error
         with lock:
@@ -126,13 +192,16 @@ def check_all(source: Source | StoredSource, progress: Callable[[int, int], None
         raise BrokenImagesError(source.name, faults[:_REMEMBERED], len(faults), total)
 
 
-def check_sources(sources: Mapping[str, StoredSource], known: Path) -> dict[str, str]:
+def check_sources(
+    sources: Mapping[str, StoredSource], known: Path, on_bad_image: OnBadImage = "fail"
+) -> dict[str, str]:
     """Check the images of the splits of a data set before training, unless they were checked as they are now.
 
     Args:
         sources: by split.
         known: JSON file of what an earlier call returned, if it is there; files of the same sizes and times of change
             are not read again.
+        on_bad_image: what training does at images that cannot be decoded; no other split may have any.
 
     Returns:
         a hash of what was checked, by split.
@@ -151,7 +220,7 @@ def check_sources(sources: Mapping[str, StoredSource], known: Path) -> dict[str,
     broken, start = list[BrokenImagesError](), time.monotonic()
     for split, source in new.items():
         try:
-            check_all(source, ProgressLine(f"checking {split}"))
+            check_all(source, ProgressLine(f"checking {split}"), on_bad_image if split == "train" else "fail")
         except BrokenImagesError as error:
             broken.append(error)
     if len(broken) > 1:
