@@ -10,7 +10,7 @@ A case is written as `PROGRAM STATE FAULT [FAULT]`, and the same text repeats it
     short@17 delay@17 clock-86400@17        it does half, comes late, or time is set back then
     limit-FSIZE=9000 limit-AS=2e9           a limit of resources
     tmpfs=50                                a disk of as many KiB
-    twice                                   two at once
+    twice twice@17                          two at once; one waits at that call until the other has gone on
 
 and between two runs: flip:PATH:BIT, cut:PATH:BYTES, zero:PATH:BYTE, gone:PATH, swap:PATH (with that of another run).
 """
@@ -173,11 +173,14 @@ def draw_case(program: Program, reference: Reference, states: Path, chance: rand
         words = ["begin", draw_running(reference, chance)]
     elif roll < 0.6:
         words = [chance.choice(("half", "done")), draw_running(reference, chance)]
-    elif roll < 0.88:
+    elif roll < 0.85:
         state = chance.choice(("begin", "half", "half", "done"))
         words = [state, draw_damage(states / state, chance)]
     elif roll < 0.92:
-        words = [chance.choice(("begin", "half")), "twice"]
+        words = [
+            chance.choice(("begin", "half")),
+            chance.choice(("twice", f"twice@{chance.randrange(len(reference.calls)) + 1}")),
+        ]
     else:
         second = draw_running(reference, chance) if chance.random() < 0.5 else draw_damage(states / "half", chance)
         words = [
@@ -316,8 +319,8 @@ class Case:
         if ":" in fault:
             if damage(self.folder, fault, self.states):
                 self.damaged.append(fault.split(":")[1])
-        elif fault == "twice":
-            both = [self._start(), self._start()]
+        elif fault.startswith("twice"):
+            both = self._start_both(int(fault.partition("@")[2] or 0))
             ends = [self._wait(running) for running in both]
             for ended in ends:
                 self._check_end(ended, set())
@@ -339,6 +342,16 @@ class Case:
                 calls = list(shim.read_log(log))
                 if len(calls) >= disturbance.spoiled.nth:
                     self._check_name(ended, calls[disturbance.spoiled.nth - 1])
+
+    def _start_both(self, nth: int) -> list[Running]:
+        stopping = Disturbance(shim.Spoiled(nth, f"signal:{signal.SIGSTOP:d}" if nth else ""))
+        first = self._start(stopping)
+        if nth:
+            first.wait_for_stop()
+        second = self._start()
+        if nth:  # it may wait for the first one
+            second.has_ended(2 * self.reference.seconds + 1)
+        return [first, second]
 
     def _mount(self, kib: int) -> None:
         """Give the outputs a small disk; without root they get a limit of a file's size."""

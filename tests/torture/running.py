@@ -108,11 +108,11 @@ class Running:
     def wait(self, limit: float = LONGEST) -> Ended:
         """Wait for its end, and end it with its children where it hangs."""
         moment = self._disturbance.moment
-        if moment is not None and not self._has_ended(moment.seconds):
+        if moment is not None and not self.has_ended(moment.seconds):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, moment.signal)
         hangs = False
-        while not self._has_ended(0.05):
+        while not self.has_ended(0.05):
             if self._is_stopped():
                 time.sleep(0.05)
                 os.killpg(self.pid, signal.SIGCONT)
@@ -131,7 +131,13 @@ class Running:
         code = None if hangs else os.waitstatus_to_exitcode(status)
         return Ended(code, texts[0], texts[1], seconds, calls, usage.ru_maxrss * 1024)
 
-    def _has_ended(self, seconds: float) -> bool:
+    def wait_for_stop(self, limit: float = LONGEST) -> None:
+        """Wait until it has stopped or ended."""
+        while not self.has_ended(0.02) and not self._is_stopped() and time.monotonic() - self._began < limit:
+            pass
+
+    def has_ended(self, seconds: float) -> bool:
+        """Wait for some seconds; return whether it has ended."""
         return bool(select.select([self._descriptor], [], [], seconds)[0])
 
     def _is_stopped(self) -> bool:
