@@ -49,6 +49,7 @@ ERRORS = {
     shim.LINK: ("EIO", "ENOSPC"),
 }
 FORESEEN = frozenset(range(64, 79)) - {70}
+REFUSALS = (75, 77, 78)  # of the second of two at once
 TRIES = 3
 MOST_LINES, MOST_CHARACTERS = 3, 400
 _RUNNING = re.compile(r"(read-)?([a-zA-Z]+)(-\d+)?([@+~])([\d.]+)")
@@ -324,6 +325,8 @@ class Case:
             ends = [self._wait(running) for running in both]
             for ended in ends:
                 self._check_end(ended, set())
+            if others := [ended for ended in ends if ended.status not in (0, *REFUSALS)]:
+                self.wrong.append(f"of two at once one ends with {others[0].status}: {_last_line(others[0])}")
             if all(ended.status for ended in ends):
                 self.wrong.append(f"of two at once none is done ({ends[0].status}, {ends[1].status})")
         elif fault.startswith("tmpfs="):
