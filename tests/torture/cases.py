@@ -456,7 +456,7 @@ def forgive(name: str, expected: Results, results: Results) -> None:
             side["weights"].pop(inner, None)
         if isinstance(side.get("names"), list) and inner in side["names"]:
             side["names"].remove(inner)
-    if inner.endswith(".jsonl"):
+    if inner.endswith(".jsonl") and "rows" in expected:
         rows, found = expected["rows"][inner], results["rows"][inner]
         lost = [row for row in rows if row not in found]
         if len(lost) <= 2 and len(found) <= len(rows):
