@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -357,8 +358,11 @@ def _write(
     manifest = {"format": FORMAT, "version": VERSION, "step": step, "sha256": sha256, "facts": dict(metadata)}
     if run is not None:  # of a run that began before runs had one, no checkpoint has it
         manifest["run"] = run
-    write_file(draft / TENSORS, content)
-    write_file(draft / MANIFEST, _render(manifest))
+    with open_regular_file(draft / TENSORS, "xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    write_file(draft / MANIFEST, _render(manifest))  # and syncs the names of both
 
 
 def _publish(draft: Path, target: Path) -> None:
