@@ -266,10 +266,11 @@ def describe_data_change(before: Any, now: Mapping[str, Any]) -> str:
         return ""
     parts = [classes]
     if there and here:
+        both = sorted(there.keys() & here.keys())
         parts += [
-            name_some("only in the run's data", [name for name in there if name not in here]),
-            name_some("only in this data", [name for name in here if name not in there]),
-            name_some("changed", [name for name in there if name in here and not _is_same(there[name], here[name])]),
+            name_some("only in the run's data", sorted(there.keys() - here.keys())),
+            name_some("only in this data", sorted(here.keys() - there.keys())),
+            name_some("changed", [name for name in both if not _is_same(there[name], here[name])]),
         ]
     return "; ".join(filter(None, parts))
 
