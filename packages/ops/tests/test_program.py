@@ -138,9 +138,23 @@ run_program(work, prog="x")
 """
 
 
+# The tests may have been started with some ignored, as by nohup, or by a shell in the background.
+HEEDING = ("env", "--default-signal=INT,TERM,HUP")
+
+
 def start(folder: Path, then: str = "", *, way: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
     """Run it to its end by a shell, which redirects its output."""
-    words = ["sh", "-c", f'exec "$@" {way}', "sh", sys.executable, "-c", WORK.format(then=then), str(folder / "end")]
+    words = [
+        *HEEDING,
+        "sh",
+        "-c",
+        f'exec "$@" {way}',
+        "sh",
+        sys.executable,
+        "-c",
+        WORK.format(then=then),
+        str(folder / "end"),
+    ]
     return subprocess.run(words, capture_output=True, text=True, timeout=60, env={**os.environ, **environ})
 
 
@@ -239,7 +253,7 @@ run_program(work, prog="x")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_an_interrupt_waits_until_processes_are_started(name: str) -> None:
     code = HOLDING.format(name=name)
-    done = subprocess.run([sys.executable, "-uc", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*HEEDING, sys.executable, "-uc", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (75, "True\nheld\n", "x: error: interrupted\n")
 
 

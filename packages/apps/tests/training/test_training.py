@@ -334,7 +334,7 @@ def test_a_disk_that_is_full_ends_the_run_and_its_last_checkpoint_stays(train: P
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert done.status == 74, done.err
-    assert "step-00000002.tmp/state.safetensors: " in done.err
+    assert "/checkpoints/step-00000002: " in done.err
     assert list_files(tmp_path / "checkpoints") == before
     assert train(tmp_path, "--steps", 2, "--ema_decay", 0.9).status == 0
     assert list_steps(tmp_path) == [1, 2]
