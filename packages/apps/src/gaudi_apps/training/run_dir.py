@@ -266,11 +266,12 @@ def describe_data_change(before: Any, now: Mapping[str, Any]) -> str:
         return ""
     parts = [classes]
     if there and here:
-        both = sorted(there.keys() & here.keys())
         parts += [
             name_some("only in the run's data", sorted(there.keys() - here.keys())),
             name_some("only in this data", sorted(here.keys() - there.keys())),
-            name_some("changed", [name for name in both if not _is_same(there[name], here[name])]),
+            name_some(
+                "changed", [name for name in sorted(here.keys() & there) if not _is_same(there[name], here[name])]
+            ),
         ]
     return "; ".join(filter(None, parts))
 
