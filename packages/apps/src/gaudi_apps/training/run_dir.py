@@ -266,13 +266,10 @@ def describe_data_change(before: Any, now: Mapping[str, Any]) -> str:
         return ""
     parts = [classes]
     if there and here:
-        parts += [
-            name_some("only in the run's data", sorted(there.keys() - here.keys())),
-            name_some("only in this data", sorted(here.keys() - there.keys())),
-            name_some(
-                "changed", [name for name in sorted(here.keys() & there) if not _is_same(there[name], here[name])]
-            ),
-        ]
+        gone, new = sorted(there.keys() - here), sorted(here.keys() - there)
+        changed = [name for name in sorted(there.keys() & here) if not _is_same(there[name], here[name])]
+        parts += [name_some("only in the run's data", gone), name_some("only in this data", new)]
+        parts.append(name_some("changed", changed))
     return "; ".join(filter(None, parts))
 
 
