@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import pytest
 
+from gaudi_datasets.documents import seal
 from gaudi_datasets.records.tfrecords import frame_record, index_records, read_record
 
 FOLDER = Path(os.environ.get("REAL_DATA", ""))
@@ -87,7 +89,7 @@ def run_into_error(status: int, *flags: str | Path) -> str:
 
 
 def spoil_boxes(records: Path, image_id: str) -> int:
-    """Set the boxes of an image to NaN, with a checksum that is right; return the number of its record."""
+    """Set the boxes of an image to NaN, with checksums that are right; return the number of its record."""
     import tensorflow as tf
 
     for path in sorted(records.glob("train-0*")):
@@ -99,7 +101,12 @@ def spoil_boxes(records: Path, image_id: str) -> int:
                 xmin = features["image/object/bbox/xmin"].float_list.value
                 xmin[:] = [float("nan") for _ in xmin]
                 contents[number] = example.SerializeToString()
-                path.write_bytes(b"".join(map(frame_record, contents)))
+                shard = b"".join(map(frame_record, contents))
+                path.write_bytes(shard)
+                manifest = json.loads((records / "train.json").read_text())
+                (listed,) = (one for one in manifest["shards"] if one["name"] == path.name)
+                listed |= {"bytes": len(shard), "crc32c": f"{google_crc32c.value(shard):08x}"}
+                (records / "train.json").write_text(json.dumps(seal(manifest)))
                 return number
     raise AssertionError(f"no record has the image {image_id}")
 
