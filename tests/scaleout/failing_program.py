@@ -77,11 +77,13 @@ def be_late(fault: dict[str, Any]) -> None:
 
 def fail_between_files(fault: dict[str, Any]) -> None:
     """Fail when half of the checkpoint is written."""
+    write = vars(checkpoints)["write_file"]
 
-    def fail(*_: Any, **__: Any) -> None:
+    def write_late(*given: Any, **options: Any) -> None:
         act(fault)
+        write(*given, **options)
 
-    vars(checkpoints)["write_file"] = fail  # which writes the manifest, after the tensors
+    vars(checkpoints)["write_file"] = write_late  # of the manifest, after the tensors
 
 
 def act(fault: dict[str, Any]) -> None:
