@@ -123,8 +123,8 @@ class DataFlags:
     flip_probability: Annotated[float, fixed(minimum=0, maximum=1)] = 0.5
     """Share of the training images to mirror; give 0 where left and right matter, as in text."""
     on_bad_image: Annotated[Literal["fail", "skip"], resume_safe()] = "fail"
-    """What to do at a damaged training image; each is checked when it is first read. skip: warn, count it, and take the
-    next one in its place. Validation images must be whole."""
+    """End at a damaged training image, or skip it; each is checked when it is first read. skip: warn, count it, and
+    take the next one in its place. Validation images must be whole."""
     verify_data: Annotated[Switch, resume_safe(per_command=True)] = False
     """Read all images before the first step, and compare each with its checksum."""
 

@@ -280,7 +280,7 @@ def read_history(path: Path, *, report: Callable[[str], None] = lambda text: Non
         elif number <= len(lines):
             damaged.append(number)
     if damaged:
-        report(f"{path}: line {damaged[0]} is damaged and left out (1 of {count_things(len(damaged), 'line')})")
+        report(f"{path}: line {damaged[0]} is damaged; left out: {count_things(len(damaged), 'line')}")
     return [rows[step] for step in sorted(rows)]
 
 

@@ -92,7 +92,7 @@ def read_sizes(paths: Sequence[Path], name: str) -> list[tuple[int, int]]:
 
 
 OnBadImage = Literal["fail", "skip"]
-"""What training does at an image that cannot be decoded whole: it ends, or takes the next image that can."""
+"""End training at an image that cannot be decoded whole, or take the next image that can."""
 Checked = TypeVar("Checked")
 
 

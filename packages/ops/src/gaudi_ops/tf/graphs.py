@@ -50,7 +50,7 @@ def list_operations(function: Any, layers: Collection[str] = ()) -> list[Operati
     """
     graph = function.graph
     graph_def = graph.as_graph_def(add_shapes=True)
-    bodies = {body.signature.name: body for body in graph_def.library.function}
+    functions = {each.signature.name: each for each in graph_def.library.function}
     outputs = [tensor.op.name for tensor in graph.outputs] + [operation.name for operation in graph.control_outputs]
     # Only operations of the outermost graph know the lines that made them.
     makers = {operation.name: operation for operation in graph.get_operations()}
@@ -59,12 +59,13 @@ def list_operations(function: Any, layers: Collection[str] = ()) -> list[Operati
     seen: set[str] = set()
     while nodes:
         found += [_describe(node, layers, makers.get(node.name)) for node in nodes if node.op != "Const"]
-        called = [name for name in _list_called(nodes) if name in bodies and name not in seen]
+        called = [name for name in _list_called(nodes) if name in functions and name not in seen]
         seen.update(called)
         nodes, makers = [], {}
         for name in called:
-            body = bodies[name]
-            nodes += _find_live_nodes(body.node_def, [*body.ret.values(), *body.control_ret.values()])
+            called_function = functions[name]
+            outputs = [*called_function.ret.values(), *called_function.control_ret.values()]
+            nodes += _find_live_nodes(called_function.node_def, outputs)
     return found
 
 
