@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import multiprocessing
 import os
@@ -47,6 +49,7 @@ ODD: list[Callable[[Path], None]] = [make_pipe, make_socket, link_device]
 
 
 @pytest.mark.parametrize("make", ODD)
+@pytest.mark.posix
 def test_only_regular_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
     monkeypatch.chdir(tmp_path)  # a socket's path is short
     make(Path("x"))
@@ -87,6 +90,7 @@ def link_to_a_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [*ODD, link_to_a_file])
+@pytest.mark.posix
 def test_only_regular_files_are_written_and_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any
 ) -> None:
@@ -279,7 +283,7 @@ def test_the_end_of_a_process_releases_its_lock(tmp_path: Path) -> None:
 
 
 def test_without_locks_of_the_file_system_the_owner_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "fcntl", None)
+    monkeypatch.setattr(files, "_lock", lambda descriptor: None)
     lock, worker = tmp_path / ".lock", multiprocessing.get_context("fork").Process(target=os.getpid)
     worker.start()
     worker.join()
@@ -292,5 +296,104 @@ def test_without_locks_of_the_file_system_the_owner_decides(tmp_path: Path, monk
         lock.write_text(json.dumps({"host": host, "process": process}))
         with pytest.raises(RuntimeError, match="it is held"), hold_lock(lock, waiting=refuse):
             pass
-    write_file(tmp_path / "x", "as on Windows")
-    assert (tmp_path / "x").read_text() == "as on Windows"
+
+
+def test_locks_of_the_library_are_those_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = tmp_path / ".lock"
+    with hold_lock(lock):
+        monkeypatch.setattr(files, "fcntl", None)  # Windows has none, and there the library has other calls
+        with pytest.raises(RuntimeError, match="it is held"), hold_lock(lock, waiting=refuse):
+            pass
+    with hold_lock(lock, waiting=refuse):
+        monkeypatch.undo()
+        with pytest.raises(RuntimeError, match="it is held"), hold_lock(lock, waiting=refuse):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_that_is_open_is_removed_or_renamed_on_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def require_closed(path: Any) -> None:
+        opened = [os.fstat(int(each.name)) for each in Path("/proc/self/fd").iterdir() if each.exists()]
+        if Path(path).exists() and any(os.path.samestat(Path(path).stat(), one) for one in opened):
+            raise PermissionError(errno.EACCES, "it is open in a process", str(path))
+
+    replace, unlink = os.replace, os.unlink
+
+    def replace_closed(old: Any, new: Any) -> None:
+        require_closed(old)
+        require_closed(new)
+        replace(old, new)
+
+    def unlink_closed(path: Any, **where: Any) -> None:
+        if not where:
+            require_closed(path)
+        unlink(path, **where)
+
+    def unlink_path(path: Path, missing_ok: bool = False) -> None:
+        with contextlib.suppress(*([FileNotFoundError] if missing_ok else [])):
+            unlink_closed(path)
+
+    monkeypatch.setattr(os, "replace", replace_closed)
+    monkeypatch.setattr(os, "unlink", unlink_closed)
+    # In Python 3.10 paths keep the function that os had when they were imported.
+    monkeypatch.setattr(Path, "unlink", unlink_path)
+    path = tmp_path / "x"
+    with pytest.raises(PermissionError):
+        write_file(path, "as elsewhere")
+    for draft in list(tmp_path.iterdir()):
+        unlink(draft)
+    monkeypatch.setattr(files, "_WINDOWS", True)
+    for content in ("new", "newer"):
+        write_file(path, content)
+    with staging_folder(tmp_path) as folder:
+        (folder / "y").touch()
+    with hold_lock(tmp_path / ".lock"):
+        assert read_owner(tmp_path / ".lock")["process"] == os.getpid()
+    assert ([each.name for each in tmp_path.iterdir()], path.read_text()) == (["x"], "newer")
+    with (tmp_path / "kept").open("wb") as other, hold_lock(tmp_path / "kept"):
+        assert other.fileno()  # another process has it open, and waits
+    assert (tmp_path / "kept").exists()
+
+
+def test_links_are_not_written_through_where_the_system_does_not_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_NO_LINK", 0)
+    (tmp_path / "there").write_text("kept")
+    (tmp_path / "link").symlink_to("there")
+    for mode in ("ab", "xb"):
+        with pytest.raises((UnsafeFileError, FileExistsError)):
+            open_regular_file(tmp_path / "link", mode)
+    assert (tmp_path / "there").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "size"),
+    [("rb", {}, 2), ("rb", {}, -1), ("r", {}, 2), ("rb", {"buffering": 0}, 2), ("rb", {"buffering": 0}, -1)],
+)
+def test_an_error_of_reading_names_the_file(tmp_path: Path, mode: str, options: dict[str, Any], size: int) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"abc")
+    with open_regular_file(path, mode, **options) as file:
+        folder = os.open(tmp_path, os.O_RDONLY)
+        os.dup2(folder, file.fileno())  # a folder cannot be read
+        os.close(folder)
+        with pytest.raises(IsADirectoryError) as raised:
+            file.read(size)
+    assert raised.value.filename == str(path)
+
+
+def test_half_a_character_of_a_name_is_written_out(tmp_path: Path) -> None:
+    write_file(tmp_path / "a", "é \udcfe")
+    assert (tmp_path / "a").read_bytes() == "é \\udcfe".encode()
+
+
+def test_an_error_of_cutting_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with open_regular_file(path, "ab+", buffering=0) as file:
+        folder = os.open(tmp_path, os.O_RDONLY)
+        os.dup2(folder, file.fileno())  # a folder cannot be cut
+        os.close(folder)
+        with pytest.raises(OSError) as raised:
+            file.truncate(0)
+    assert raised.value.filename == str(path)

@@ -187,6 +187,7 @@ def test_letters_that_the_terminal_lacks_are_written_out(tmp_path: Path) -> None
     assert done.stdout.splitlines()[0] == "\\xe9" * 10
 
 
+@pytest.mark.posix
 def test_a_pipe_that_does_not_wait_gets_all() -> None:
     code = "import os; from gaudi_ops.program import *; os.set_blocking(1, False); "
     code += "run_program(lambda: say('a' * 1_000_000), prog='x')"
@@ -195,6 +196,7 @@ def test_a_pipe_that_does_not_wait_gets_all() -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.posix
 def test_a_signal_interrupts_as_ctrl_c_does(tmp_path: Path, name: str) -> None:
     done = start(tmp_path, f"os.kill(os.getpid(), signal.{name})")
     assert (done.returncode, done.stderr) == (75, "x: error: interrupted\n")
@@ -251,6 +253,7 @@ run_program(work, prog="x")
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.posix
 def test_an_interrupt_waits_until_processes_are_started(name: str) -> None:
     code = HOLDING.format(name=name)
     done = subprocess.run([*HEEDING, sys.executable, "-uc", code], capture_output=True, text=True, timeout=60)

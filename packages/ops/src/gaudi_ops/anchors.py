@@ -72,6 +72,7 @@ SSD300 = DefaultBoxSpec(
     scales=(21, 45, 99, 153, 207, 261, 315),
     aspect_ratios=((2,), (2, 3), (2, 3), (2, 3), (2,), (2,)),
 )
+"""The 8732 default boxes of the SSD for images of 300 pixels, on six levels."""
 
 # Of the side: .04 on the first level, then .1 to .9 in equal steps, and one step more. The published network for COCO
 # has these in its configuration, examples/ssd/ssd_coco.py of https://github.com/weiliu89/caffe.
@@ -82,9 +83,10 @@ SSD512 = DefaultBoxSpec(
     scales=(20.48, 51.2, 133.12, 215.04, 296.96, 378.88, 460.8, 542.72),
     aspect_ratios=((2,), (2, 3), (2, 3), (2, 3), (2, 3), (2,), (2,)),
 )
+"""The 24564 default boxes of the SSD for images of 512 pixels, on seven levels."""
 
-# By the size of the images.
 SSD_SPECS: Mapping[int, DefaultBoxSpec] = {spec.image_size: spec for spec in (SSD300, SSD512)}
+"""The default boxes by the side of the images in pixels."""
 
 
 def _level_boxes(spec: DefaultBoxSpec, level: int) -> npt.NDArray[np.float64]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import re
@@ -26,7 +27,7 @@ from gaudi_ops.errors import DataError, UnsafeError
 
 try:
     import fcntl
-except ImportError:  # Windows, which neither removes nor replaces what a process has open
+except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 MOST_BYTES = 2**30
@@ -34,6 +35,7 @@ MOST_BYTES = 2**30
 MOST_TEXT_BYTES = 2**24
 """Bytes of a file that a person writes, such as YAML or a list."""
 
+_WINDOWS = os.name == "nt"  # which neither removes nor replaces what a process has open, and opens no folder
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _LEFTOVER = re.compile(r"\.unfinished\.[0-9a-f]{16}")
 _MOST_SECONDS = 0.5  # between two tries to lock
@@ -78,6 +80,9 @@ def open_regular_file(path: PathName, mode: str = "rb", *, limit: int | None = N
 
     def open_checked(name: str, flags: int) -> int:
         flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+        if writes and not _NO_LINK:  # the system does not look when it opens
+            with contextlib.suppress(FileNotFoundError):
+                _require_kind(Path(name).lstat(), name, writes=True)
         try:
             descriptor = os.open(name, flags | (_NO_LINK if writes else 0), 0o666)
         except OSError as error:
@@ -93,7 +98,61 @@ def open_regular_file(path: PathName, mode: str = "rb", *, limit: int | None = N
             raise
         return descriptor
 
-    return open(path, mode, opener=open_checked, **options)
+    raw = _NamedFile(path, "".join(letter for letter in mode if letter not in "bt"), opener=open_checked)
+    try:
+        return _wrap(raw, mode, **options)
+    except BaseException:
+        raw.close()
+        raise
+
+
+def _wrap(raw: io.FileIO, mode: str, buffering: int = -1, **options: Any) -> IO[Any]:
+    """Return what `open` does for a raw file: with a buffer, unless there is to be none, and as text."""
+    if buffering == 0:
+        return raw
+    size = buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE
+    buffered: io.BufferedRandom | io.BufferedReader | io.BufferedWriter
+    if "+" in mode:
+        buffered = io.BufferedRandom(raw, size)
+    elif "r" in mode:
+        buffered = io.BufferedReader(raw, size)
+    else:
+        buffered = io.BufferedWriter(raw, size)
+    if "b" in mode:
+        return buffered
+    return io.TextIOWrapper(buffered, line_buffering=buffering == 1, **options)
+
+
+class _NamedFile(io.FileIO):
+    """A file whose errors of reading and writing have its name, too, which the system's do not."""
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Read into a buffer."""
+        return self._name(super().readinto, buffer)
+
+    def readall(self) -> bytes:
+        """Read all that is left."""
+        return self._name(super().readall)
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read so many bytes, or all that is left."""
+        return self.readall() if size is None or size < 0 else self._name(super().read, size)
+
+    def write(self, content: Any) -> int:
+        """Write bytes; return their number."""
+        return self._name(super().write, content)
+
+    def truncate(self, size: int | None = None) -> int:
+        """Cut the file; return its size."""
+        return self._name(super().truncate, size)
+
+    def _name(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except OSError as error:
+            if error.errno is None or error.filename is not None:
+                raise
+            raise OSError(error.errno, error.strerror, os.fspath(self.name)) from None
 
 
 def require_regular_file(path: PathName, *, limit: int | None = None) -> None:
@@ -152,7 +211,7 @@ def write_atomically(path: PathName, *, durable: bool = True) -> Iterator[IO[byt
         _require_kind(target.lstat(), str(target), writes=True)
     try:
         with _make_draft(target.parent) as (draft, descriptor):
-            with open(descriptor, "wb", closefd=fcntl is None) as file:
+            with open(descriptor, "wb", closefd=_WINDOWS) as file:
                 yield file
                 file.flush()
                 if durable:
@@ -167,9 +226,12 @@ def write_atomically(path: PathName, *, durable: bool = True) -> Iterator[IO[byt
 
 
 def write_file(path: PathName, content: bytes | str, *, durable: bool = True) -> None:
-    """Write a whole file, a text in UTF-8 with its line ends as they are; see `write_atomically`."""
+    """Write a whole file; see `write_atomically`.
+
+    A text is written in UTF-8 with its line ends as they are; what is no character, of names of files, is written out.
+    """
     with write_atomically(path, durable=durable) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
 
 
 def publish_file(draft: PathName, path: PathName) -> None:
@@ -203,12 +265,22 @@ def made_folder(folder: Path) -> Iterator[None]:
                 each.rmdir()
 
 
+def sync_file(file: IO[Any]) -> None:
+    """Wait until what was written to an open file is on the disk; an OSError names the file."""
+    try:
+        os.fsync(file.fileno())
+    except OSError as error:  # which names nothing
+        raise OSError(error.errno, error.strerror, os.fspath(file.name)) from None
+
+
 def sync_folder(folder: PathName) -> None:
     """Wait until the names in a folder are on the disk, where the system can tell."""
-    if fcntl is not None:
+    if not _WINDOWS:
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
+        except OSError as error:  # which names nothing
+            raise OSError(error.errno, error.strerror, os.fspath(folder)) from None
         finally:
             os.close(descriptor)
 
@@ -248,7 +320,7 @@ def _open_draft(draft: Path, making: int, is_folder: bool) -> int:
         return os.open(draft, os.O_RDWR | making | _NO_LINK | getattr(os, "O_BINARY", 0), 0o666)
     if making:
         draft.mkdir(mode=0o700)
-    return -1 if fcntl is None else os.open(draft, os.O_RDONLY | _NO_LINK)
+    return -1 if _WINDOWS else os.open(draft, os.O_RDONLY | _NO_LINK)
 
 
 def _remove(draft: Path, is_folder: bool) -> None:
@@ -259,8 +331,11 @@ def _remove(draft: Path, is_folder: bool) -> None:
 
 
 def remove_leftovers(folder: PathName) -> None:
-    """Remove the drafts in a folder whose writers have ended, as their locks tell; without locks they stay."""
-    for draft in Path(folder).iterdir() if fcntl is not None and Path(folder).is_dir() else ():
+    """Remove the drafts in a folder whose writers have ended, as their locks tell; without locks they stay.
+
+    On Windows they stay, too: a draft is closed, and so unlocked, for a moment before it is renamed.
+    """
+    for draft in Path(folder).iterdir() if not _WINDOWS and Path(folder).is_dir() else ():
         if not _LEFTOVER.fullmatch(draft.name):
             continue
         is_folder = draft.is_dir()
@@ -275,9 +350,13 @@ def remove_leftovers(folder: PathName) -> None:
 
 def _lock(descriptor: int) -> bool | None:
     """Lock an open file or folder; False: another one has, None: there are no locks here."""
-    if fcntl is None:
+    if descriptor < 0:
         return None
     try:
+        if fcntl is None:
+            from filelock import lock_descriptor  # it has the calls of Windows
+
+            return lock_descriptor(descriptor, blocking=False)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
@@ -328,8 +407,18 @@ def hold_lock(path: Path, *, waiting: Callable[[], None] | None = None) -> Itera
             try:
                 yield
             finally:
-                path.unlink(missing_ok=True)
+                _remove_lock(file, path)
             return
+
+
+def _remove_lock(file: IO[bytes], path: Path) -> None:
+    """Remove the file of a lock that is held, before others can hold it; on Windows unless another has it open."""
+    if not _WINDOWS:
+        path.unlink(missing_ok=True)
+        return
+    file.close()
+    with contextlib.suppress(PermissionError):
+        path.unlink(missing_ok=True)
 
 
 def read_owner(path: Path) -> dict[str, Any]:
@@ -346,7 +435,7 @@ def _is_alive(owner: Mapping[str, Any]) -> bool:
     process = owner.get("process")
     if not isinstance(process, int) or process <= 0:
         return False
-    if owner.get("host") != socket.gethostname() or os.name != "posix":
+    if owner.get("host") != socket.gethostname() or _WINDOWS:
         return True
     try:
         os.kill(process, 0)

@@ -26,6 +26,8 @@ MAX_ERROR = 400  # characters of an error as it is printed
 
 _status: TextIO | None = None  # where a line stands on a terminal that the next one replaces
 _faults: list[OSError] = []  # of standard output and standard error
+# What ends a program from outside, where the system has it: Windows knows no SIGHUP.
+_ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 def escape(text: str) -> str:
@@ -146,7 +148,7 @@ def is_foreseen(error: BaseException) -> bool:
 @contextmanager
 def _interrupting() -> Iterator[None]:
     """Let SIGTERM and SIGHUP interrupt a context as Ctrl-C does; one that is ignored, as by nohup, stays ignored."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in _ENDING}
     before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
     for number in before:
         signal.signal(number, signal.default_int_handler)
@@ -162,22 +164,25 @@ def hold_interrupts() -> Iterator[None]:
     """Let Ctrl-C, SIGTERM and SIGHUP wait for the end of a context, in which processes are started.
 
     A process of multiprocessing whose start is interrupted shows a traceback. Those that are started here do not hear
-    Ctrl-C, which is for the one that started them. In another thread than the main one nothing waits.
+    Ctrl-C, which is for the one that started them; on Windows they do. In another thread than the main one nothing
+    waits.
     """
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *_ENDING)}
     handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
     if threading.current_thread() is not threading.main_thread():
         handlers = {}
     noted: list[int] = []
     for number in handlers:
         signal.signal(number, lambda number, frame: noted.append(number))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    has_masks = hasattr(signal, "pthread_sigmask")
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if has_masks else set()
     try:
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if has_masks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if noted:
             signal.raise_signal(noted[0])
 

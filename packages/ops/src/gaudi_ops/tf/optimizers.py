@@ -16,6 +16,7 @@ from gaudi_ops.tf.keras_api import keras
 TENSORS = schedules.Operations(where=tf.where, minimum=tf.minimum, maximum=tf.maximum, cos=tf.cos, floor=tf.floor)
 NORMALIZATIONS = ("batch_normalization", "bn")
 LARS_SKIP = ("batch_normalization", "bias", "bn")
+"""Parts of the names of variables that LARS neither decays nor adapts."""
 DEFAULT_EPSILON = 1e-7
 
 
