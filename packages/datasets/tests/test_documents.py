@@ -158,6 +158,7 @@ def test_values_that_are_none_of_their_kind_are_named(text: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("load", [load_json, load_yaml])
+@pytest.mark.posix
 def test_a_pipe_is_no_document(tmp_path: Path, load: Any) -> None:
     os.mkfifo(tmp_path / "x")
     with pytest.raises(DataError) as caught:

@@ -294,6 +294,7 @@ def test_an_odd_orientation_is_none(kind: int, value: bytes, tmp_path: Path) -> 
     assert read_image(tmp_path / "a.jpg", decode=False).turn == 1
 
 
+@pytest.mark.posix
 def test_a_pipe_is_no_image(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     os.mkfifo(path)

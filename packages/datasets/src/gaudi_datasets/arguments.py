@@ -15,6 +15,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass
+from functools import cache
 from typing import Annotated, Any, TypeAlias, TypeVar, Union
 
 from gaudi_datasets.errors import FlagError, GaudiError
@@ -167,9 +168,8 @@ def _unglue(
         if match is None or option is None or option.default is not None:
             return argument
         alike = [name for name in known if name[0] == match[1] and len(name) > 1]
-        if word is not None and difflib.get_close_matches(word[0], alike, n=1, cutoff=0.8):
-            return argument
-        return f"-{match[1]}={match[2]}"
+        is_misspelled = word is not None and difflib.get_close_matches(word[0], alike, n=1, cutoff=0.8)
+        return argument if is_misspelled else f"-{match[1]}={match[2]}"
 
     return [split(argument) for argument in argv]
 
@@ -181,8 +181,7 @@ def _read_flag(
 
     The value of a switch is a bool, that of another flag what stands behind its `=`.
     """
-    word = split_word(argv[place])
-    if word is None:
+    if (word := split_word(argv[place])) is None:
         return None, None, place + 1
     name, value = word
     option, prefix = options.get(name), ""
@@ -226,7 +225,8 @@ def is_switch_on(argv: Sequence[str], name: str) -> bool:
     return False
 
 
-def list_options(config_class: Any) -> dict[str, Option]:
+@cache
+def list_options(config_class: Any) -> Mapping[str, Option]:
     """Return the flags of a dataclass, or of a union of them, by all their names.
 
     A name that is that of different flags in different subcommands is left out.

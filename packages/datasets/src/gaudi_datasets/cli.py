@@ -22,6 +22,7 @@ from gaudi_datasets.commands.fetch import FETCH
 from gaudi_datasets.commands.lint import LINT
 from gaudi_datasets.commands.show import SHOW
 from gaudi_datasets.flags import parse_flags
+from gaudi_datasets.memory import count_processors
 from gaudi_datasets.program import ProgressLine, count_things
 from gaudi_ops.program import run_program, say
 
@@ -100,7 +101,7 @@ class _MakeStaticBatches:
                 seed=self.seed,
                 rank=rank,
                 size=self.workers,
-                threads=len(os.sched_getaffinity(0)),
+                threads=count_processors(),
                 flip_probability=self.flip_probability,
                 **asdict(self.augmentation),
             )

@@ -90,13 +90,14 @@ def seal(document: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, CHECKSUM: hashlib.sha256(text.encode()).hexdigest()}
 
 
-def require_seal(document: Mapping[str, Any], path: Path, *, needed: bool = True) -> None:
-    """Compare a document with its checksum; one of an earlier release has none, which is allowed if not `needed`.
+def require_seal(document: Any, path: Path, *, needed: bool = True) -> None:
+    """Compare a JSON document with its checksum; one of an earlier release has none, which is allowed if not `needed`.
 
     Raises:
-        DataError: they differ, or it has none.
+        DataError: they differ, it has none, or it is no object.
     """
-    if (needed or CHECKSUM in document) and seal(document)[CHECKSUM] != document.get(CHECKSUM):
+    is_sealed = isinstance(document, Mapping) and seal(document)[CHECKSUM] == document.get(CHECKSUM)
+    if not is_sealed and (needed or not isinstance(document, Mapping) or CHECKSUM in document):
         raise DataError(
             "was changed or is damaged", path=path, field=CHECKSUM, remedy="copy it again, or convert the data again"
         )

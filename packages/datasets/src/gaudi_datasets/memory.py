@@ -1,10 +1,11 @@
-"""Measure free memory, and decide whether encoded images are kept in it: only if all of them fit.
+"""Measure free memory and processors, and decide whether encoded images are kept in it: only if all of them fit.
 
 Decoded images would take ten times as much; the originals kept those, and filled whole machines.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,11 @@ def format_bytes(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1024
     return f"{count:.3g} GiB"
+
+
+def count_processors() -> int:
+    """Return how many processors this process may use; on macOS and Windows, how many there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def measure_free_memory() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from gaudi_datasets.detection.examples import DetectionExample
 from gaudi_datasets.detection.sources import DetectionSource, name_place
 from gaudi_datasets.drawing import add_caption, decode_image, draw_boxes, fit_image, join_images
 from gaudi_datasets.errors import FlagError, UnsafeError
+from gaudi_datasets.memory import count_processors
 from gaudi_datasets.program import count_things
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, image_generator
 from gaudi_ops.files import publish_file, staging_folder
@@ -131,7 +131,7 @@ def _augment(
     source: Any, indices: Sequence[int], seed: int, augmentation: Mapping[str, Any]
 ) -> dict[int, list[Image.Image]]:
     """Return the training images of the first epochs, by image id."""
-    options = InputOptions(len(indices), seed=seed, threads=len(os.sched_getaffinity(0)), **augmentation)
+    options = InputOptions(len(indices), seed=seed, threads=count_processors(), **augmentation)
     if hasattr(source, "categories"):
         return {
             source.read(index).image_id: [

@@ -59,6 +59,11 @@ def test_what_was_encoded_is_decoded() -> None:
         assert array.tolist() == expected.tolist()
 
 
+def test_a_name_that_is_no_utf8_stays() -> None:
+    example = replace(EXAMPLE, file_name="ä\udcfe.jpg")
+    assert decode_example(encode(example), LABELS, "x").file_name == example.file_name
+
+
 def test_an_image_may_have_no_box() -> None:
     none = {name: getattr(EXAMPLE, name)[:0] for name in ("boxes_yxyx", "labels", "is_crowd", "areas")}
     example = decode_example(encode(replace(EXAMPLE, **none)), LABELS, "x")

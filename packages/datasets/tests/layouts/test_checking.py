@@ -5,6 +5,8 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import cv2
 import numpy as np
@@ -14,8 +16,10 @@ from PIL import Image
 from gaudi_datasets.classification.class_folders import FolderSource
 from gaudi_datasets.classification.examples import ClassificationExample, encode_example
 from gaudi_datasets.classification.layouts import check_all
+from gaudi_datasets.classification.records import write_records as write_class_records
 from gaudi_datasets.classification.sources import RecordSource
 from gaudi_datasets.errors import BadImageError
+from gaudi_datasets.image_files import check_pixels
 from gaudi_datasets.layouts.checking import BrokenImagesError, check_sources, check_when_read
 from gaudi_datasets.records.conversion import write_shards
 
@@ -161,3 +165,81 @@ def test_broken_images_of_all_splits_are_counted_at_once(folder: Path, tmp_path:
     with pytest.raises(BrokenImagesError) as error:
         check_sources({"train": FolderSource(folder), "val": FolderSource(folder)}, tmp_path / "none.json")
     assert (error.value.count, len(error.value.errors), error.value.exit_status) == (2, 2, 65)
+
+
+@pytest.fixture
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("elsewhere")
+
+
+def count_decoded(source: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Read all images of a source that is checked, and count those that are decoded for it."""
+    decoded = list[object]()
+
+    def note(encoded: bytes, place: object) -> None:
+        decoded.append(place)
+        check_pixels(encoded, place)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gaudi_datasets.layouts.checking.check_pixels", note)
+        checked = check_when_read(source)
+        for _ in range(2):
+            for index in range(len(checked)):
+                checked.read(index)
+    return len(decoded)
+
+
+def test_images_are_decoded_once_for_a_data_set(folder: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(elsewhere / "cache"))
+    assert count_decoded(FolderSource(folder), monkeypatch) == 8
+    assert count_decoded(FolderSource(folder), monkeypatch) == 0
+    (cache,) = (elsewhere / "cache" / "gaudi" / "decoded").iterdir()
+    content = cache.read_bytes()
+    for damaged in (b"", content[:-1], bytes([content[0] ^ 1]) + content[1:], content[:-1] + b"\0"):
+        cache.write_bytes(damaged)
+        assert count_decoded(FolderSource(folder), monkeypatch) == 8
+    (folder / "ant" / "3.jpg").write_bytes((folder / "ant" / "4.jpg").read_bytes())
+    assert count_decoded(FolderSource(folder), monkeypatch) == 8
+
+
+def test_without_a_cache_each_process_decodes(folder: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (elsewhere / "cache").write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(elsewhere / "cache"))
+    for _ in range(2):
+        assert count_decoded(FolderSource(folder), monkeypatch) == 8
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_records_of_decoded_images_are_not_decoded_again(
+    folder: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, decode: bool
+) -> None:
+    write_class_records(FolderSource(folder), elsewhere / "records", "train", decode=decode)
+    write_class_records(FolderSource(folder), elsewhere / "others", "train", decode=not decode)
+    source, other = (RecordSource(elsewhere / name, "train") for name in ("records", "others"))
+    assert (source.is_decoded, source.fingerprint) == (decode, other.fingerprint)
+    assert count_decoded(source, monkeypatch) == (0 if decode else 8)
+
+
+def test_checksums_are_known_before_the_first_image_is_read() -> None:
+    """A source compares what it reads by the checksums that come with its fingerprint."""
+
+    class Source:
+        name, is_asked = "photos", False
+
+        @property
+        def fingerprint(self) -> str:
+            self.is_asked = True
+            return ""
+
+        def __len__(self) -> int:
+            return 1
+
+        def read(self, index: int) -> Any:
+            assert self.is_asked
+            return SimpleNamespace(encoded=write_jpeg(), file_name="1.jpg")
+
+    assert check_when_read(Source()).read(0).file_name == "1.jpg"
+
+
+def write_jpeg() -> bytes:
+    return bytes(cv2.imencode(".jpg", np.zeros([16, 16, 3], np.uint8))[1])

@@ -350,3 +350,77 @@ def test_more_shards_than_are_of_use_are_refused(tmp_path: Path) -> None:
         write(3, tmp_path, shards=10**9)
     assert (caught.value.exit_status, caught.value.flag) == (64, "--shards")
     assert list(tmp_path.iterdir()) == []
+
+
+def stop_before_the_end(folder: Path, record: int = 8) -> Path:
+    """Stop a conversion of nine records in three shards while the last one is written; return the drafts' folder."""
+    with pytest.raises(KeyboardInterrupt):
+        write(9, folder, on_record=stop_at(record))
+    return folder / ".unfinished-train"
+
+
+@pytest.mark.parametrize("name", ["train-00000-of-00003.tfrecord", "0.json", "job.json"])
+@pytest.mark.parametrize("damage", ["flip", "empty", "gone"])
+def test_what_was_changed_while_stopped_is_written_again(name: str, damage: str, tmp_path: Path) -> None:
+    write(9, tmp_path / "whole")
+    path = stop_before_the_end(tmp_path / "out") / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.unlink()
+    if damage != "gone":
+        path.write_bytes(content if damage == "flip" else b"")
+    write(9, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_shards_that_were_changed_before_they_are_renamed_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(9, tmp_path / "whole")
+
+    def stop(draft: Path, path: Path) -> None:
+        if path.name.startswith("train-00001"):
+            raise KeyboardInterrupt
+        os.replace(draft, path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gaudi_datasets.records.conversion.publish_file", stop)
+        with pytest.raises(KeyboardInterrupt):
+            write(9, tmp_path / "out")
+    published, draft = tmp_path / "out", tmp_path / "out" / ".unfinished-train"
+    (published / "train-00000-of-00003.tfrecord").write_bytes(b"changed")
+    (draft / "train-00002-of-00003.tfrecord").unlink()
+    write(9, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_a_plan_that_was_changed_is_named_and_nothing_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("gaudi_datasets.records.conversion._publish", lambda *arguments: stop_at(0)(0))
+        with pytest.raises(KeyboardInterrupt):
+            write(9, tmp_path / "out")
+    plan = tmp_path / "out" / ".unfinished-train" / "plan.json"
+    plan.write_text(plan.read_text().replace("detection", "detectiom"))
+    before = sorted(path.name for path in plan.parent.iterdir())
+    for _ in range(2):
+        with pytest.raises(UnsafeError) as raised:
+            write(9, tmp_path / "out")
+        assert raised.value.path == str(plan)
+    assert sorted(path.name for path in plan.parent.iterdir()) == before
+
+
+def test_a_shard_that_is_written_as_another_one_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by another version of a library that encodes images."""
+    with monkeypatch.context() as patched:
+        patched.setattr("gaudi_datasets.records.conversion._publish", lambda *arguments: stop_at(0)(0))
+        with pytest.raises(KeyboardInterrupt):
+            write(9, tmp_path / "out")
+    draft = tmp_path / "out" / ".unfinished-train"
+    (draft / "train-00001-of-00003.tfrecord").unlink()
+    given: dict[str, Any] = {"manifest": {"kind": "detection"}, "fingerprint": "x", "shards": 3}
+    with pytest.raises(UnsafeError) as raised:
+        write_shards(lambda index: (b"another", ""), 9, tmp_path / "out", "train", **given)
+    assert raised.value.path == str(tmp_path / "out" / "train-00001-of-00003.tfrecord")
+    assert not (tmp_path / "out" / "train.json").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -116,7 +115,9 @@ def run_benchmark(
         DataError, MissingInputError: an image cannot be read or decoded.
         MissingExtraError: the loader needs TensorFlow, and it is not installed.
     """
-    load = os.getloadavg()[0]
+    import psutil  # here, since the flags of the command need none of it
+
+    load = psutil.getloadavg()[0]
     measure, open_batches = _choose_functions(kind, loader)
     measure = functools.partial(measure, options=options, clocks=clocks)
     order = SampleOrder(len(source), replace(options, batch_size=min(len(source), _MOST_READ))).at_step(0)[0].tolist()

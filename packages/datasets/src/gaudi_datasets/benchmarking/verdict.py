@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from gaudi_datasets.benchmarking.benchmark import Benchmark
-from gaudi_datasets.memory import format_bytes
+from gaudi_datasets.memory import count_processors, format_bytes
 from gaudi_datasets.program import count_things
 
 Change: TypeAlias = tuple[str, str]
@@ -44,7 +43,7 @@ def judge(benchmark: Benchmark, usable: int | None = None) -> Verdict:
         benchmark: what was measured.
         usable: processors that this process may use; None: asks the system.
     """
-    usable = usable or len(os.sched_getaffinity(0))
+    usable = usable or count_processors()
     whole, reading, busy = benchmark.inputs[-1], benchmark.reading, benchmark.load > _BUSY * usable
     stage = max(benchmark.stages, key=lambda name: benchmark.stages[name])
     rates = reading.images_per_second, whole.images_per_second

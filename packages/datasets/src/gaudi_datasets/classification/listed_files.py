@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -82,7 +81,8 @@ class FileList:
                 ) from None
         size = int(self.sizes[row])
         with open_regular_file(path, buffering=0) as file:  # opened anew: threads and processes share no position
-            content = os.pread(file.fileno(), size, int(self.offsets[row]))
+            file.seek(int(self.offsets[row]))
+            content = file.read(size)
         if len(content) != size:
             raise DataError("is cut off now", path=self.place(row), remedy="do not change the tar meanwhile")
         return content

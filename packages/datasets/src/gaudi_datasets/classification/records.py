@@ -66,6 +66,7 @@ def write_records(
         suffix=suffix,
         processes=processes,
         overwrite=overwrite,
+        decoded=decode,
         progress=progress,
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from gaudi_datasets.commands.data_flags import Debug, Switch
+from gaudi_datasets.memory import count_processors
 from gaudi_datasets.program import make_console
 from gaudi_ops.program import say
 
@@ -93,7 +93,7 @@ class Bench:
             self.batch_size,
             image_size=self.image_size or _IMAGE_SIZES[kind],
             seed=self.seed,
-            threads=self.threads or len(os.sched_getaffinity(0)),
+            threads=self.threads or count_processors(),
             dtype={"fp32": "float32", "bf16": "bfloat16"}[self.data_type],
         )
         with _show_status() as show:

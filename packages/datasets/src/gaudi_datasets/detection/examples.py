@@ -41,11 +41,11 @@ def encode_example(example: DetectionExample, *, image_format: str, categories: 
     features: dict[str, tuple[Kind, Sequence[Any]]] = {
         "image/height": ("int64", [example.height]),
         "image/width": ("int64", [example.width]),
-        "image/filename": ("bytes", [example.file_name.encode()]),
+        "image/filename": ("bytes", [example.file_name.encode(errors="surrogateescape")]),
         "image/source_id": ("bytes", [str(example.image_id).encode()]),
         "image/encoded": ("bytes", [example.encoded]),
         "image/format": ("bytes", [image_format.encode()]),
-        "image/object/class/text": ("bytes", [category.name.encode() for category in found]),
+        "image/object/class/text": ("bytes", [category.name.encode(errors="surrogateescape") for category in found]),
         "image/object/class/label": ("int64", [category.id for category in found]),
         "image/object/is_crowd": ("int64", example.is_crowd.astype(int).tolist()),
         "image/object/area": ("float", example.areas.tolist()),
@@ -97,5 +97,5 @@ def decode_example(content: bytes, label_of_category: Mapping[int, int], place: 
         labels=np.array([label_of_category[number] for number in category_ids], np.int32),
         is_crowd=np.array(features.many("int64", "image/object/is_crowd", count, default=[0] * count), np.bool_),
         areas=np.array(features.many("float", "image/object/area", count, default=sizes.tolist()), np.float32),
-        file_name=features.one("bytes", "image/filename", default=b"").decode(errors="replace"),
+        file_name=features.one("bytes", "image/filename", default=b"").decode(errors="surrogateescape"),
     )

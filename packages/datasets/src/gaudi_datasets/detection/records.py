@@ -83,6 +83,7 @@ def write_records(
         shards=shards or min(_MAX_SHARDS, -(-len(source) // _IMAGES_PER_SHARD)),
         processes=processes,
         overwrite=overwrite,
+        decoded=decode,
         progress=progress,
     )
 

@@ -22,7 +22,7 @@ import requests
 import urllib3
 
 from gaudi_datasets.errors import DataError, MissingInputError, TransferError, UnsafeError
-from gaudi_ops.files import open_regular_file, publish_file, read_file, sync_folder, write_file
+from gaudi_ops.files import open_regular_file, publish_file, read_file, sync_file, sync_folder, write_file
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the file's name, its bytes so far, and all of its bytes, None when the server does not say."""
@@ -363,7 +363,7 @@ class PartialFile:
     def publish(self, path: Path) -> None:
         """Rename it to what it is a part of, when it is on the disk."""
         with open_regular_file(self.path) as file:
-            os.fsync(file.fileno())
+            sync_file(file)
         publish_file(self.path, path)
         self._state.unlink(missing_ok=True)
         sync_folder(path.parent)

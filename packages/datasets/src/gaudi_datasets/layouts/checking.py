@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 import threading
@@ -10,12 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
+import numpy as np
+
 from gaudi_datasets.documents import load_json
 from gaudi_datasets.errors import BadImageError, DataError, MissingInputError
 from gaudi_datasets.image_files import check_image, check_pixels, read_size, stat_image
+from gaudi_datasets.layouts.file_checksums import cache_folder
 from gaudi_datasets.layouts.threads import map_threads
 from gaudi_datasets.program import ProgressLine, count_things
 from gaudi_datasets.records.record_sets import RecordSet
+from gaudi_ops.files import hold_lock, read_file, write_file
 from gaudi_ops.program import say
 
 if TYPE_CHECKING:
@@ -99,6 +105,9 @@ Checked = TypeVar("Checked")
 def check_when_read(source: Checked, on_bad_image: OnBadImage = "fail", *, verify: bool = False) -> Checked:
     """Return a source that checks each image when it is first read: all of a JPEG's data is decoded.
 
+    What was decoded whole is remembered in the user's cache by the fingerprint of the data, and is not decoded for this
+    again; neither are records that were decoded when they were written.
+
     With `verify` all are read at once, compared with their checksums, and what has none is told.
 
     Raises:
@@ -118,7 +127,7 @@ class _CheckedSource:
 
     def __init__(self, source: Any, on_bad_image: OnBadImage) -> None:
         self._source, self._skips = source, on_bad_image == "skip"
-        self._checked, self._bad, self._lock = bytearray(len(source)), set[int](), threading.Lock()
+        self._bad, self._lock = set[int](), threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
@@ -143,11 +152,69 @@ class _CheckedSource:
         raise BadImageError("has no image that can be decoded whole", path=self._source.name)
 
     def _read(self, index: int) -> Any:
+        decoded = self._decoded  # with the fingerprint, by whose checksums the image is compared when it is read
         example = self._source.read(index)
-        if not self._checked[index]:
+        if not decoded.flags[index]:
             check_pixels(example.encoded, f"{self._source.name}: image {index} ({example.file_name})")
-            self._checked[index] = 1
+            decoded.add(index)
         return example
+
+    @functools.cached_property
+    def _decoded(self) -> _DecodedImages:
+        if getattr(self._source, "is_decoded", False):
+            return _DecodedImages("", bytearray(b"\1" * len(self)))
+        fingerprint = str(getattr(self._source, "fingerprint", ""))
+        return _DecodedImages(fingerprint, bytearray(len(self)))
+
+
+def _leave() -> None:
+    """Write nothing down while another process does."""
+    raise BlockingIOError
+
+
+class _DecodedImages:
+    """Which images of a data set were decoded whole; remembered from process to process, by its fingerprint.
+
+    Args:
+        fingerprint: of the data; empty: nothing is remembered.
+        flags: 1 for each image that is known to be whole; those that are remembered are added.
+    """
+
+    def __init__(self, fingerprint: str, flags: bytearray) -> None:
+        self.flags, self._new, self._lock = flags, 0, threading.Lock()
+        self._path: Path | None = None
+        if fingerprint:
+            self._path = cache_folder("decoded") / hashlib.sha256(f"{fingerprint} {len(flags)}".encode()).hexdigest()
+            self._join()
+
+    def add(self, index: int) -> None:
+        """Add an image; one in 64 of them is a reason to write all down, unless another thread or process does.
+
+        It waits for no lock, see `gaudi_datasets.detection.pipeline`.
+        """
+        self.flags[index] = 1
+        self._new += 1
+        if self._path is None or self._new < -(-len(self.flags) // 64) or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._new = 0
+            with contextlib.suppress(OSError), hold_lock(self._path.with_suffix(".lock"), waiting=_leave):
+                self._join()  # of other ranks
+                bits = np.packbits(np.frombuffer(self.flags, np.uint8)).tobytes()
+                write_file(self._path, hashlib.sha256(bits).digest() + bits, durable=False)
+        finally:
+            self._lock.release()
+
+    def _join(self) -> None:
+        """Add what is remembered; nothing where the file is not whole."""
+        try:
+            content = b"" if self._path is None else read_file(self._path)
+        except OSError:
+            return
+        digest, bits = content[:32], content[32:]
+        if len(bits) == -(-len(self.flags) // 8) and hashlib.sha256(bits).digest() == digest:
+            known = np.unpackbits(np.frombuffer(bits, np.uint8), count=len(self.flags))
+            np.frombuffer(self.flags, np.uint8)[known == 1] = 1
 
 
 def check_all(

@@ -43,7 +43,7 @@ def find_checksums(
         MissingInputError: a file is not there.
     """
     states = _hash_states(paths, names)
-    cache = _cache_folder() / hashlib.sha256(identity.encode()).hexdigest()
+    cache = cache_folder("checksums") / hashlib.sha256(identity.encode()).hexdigest()
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             stack.enter_context(hold_lock(cache.with_suffix(".lock")))
@@ -82,8 +82,9 @@ def _hash_states(paths: Sequence[Path], names: Sequence[str]) -> npt.NDArray[np.
     return np.frombuffer(b"".join(hashes), "<u8").astype(np.uint64)
 
 
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "gaudi" / "checksums"
+def cache_folder(name: str) -> Path:
+    """Return a folder of the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "gaudi" / name
 
 
 def _load(path: Path) -> npt.NDArray[np.void]:

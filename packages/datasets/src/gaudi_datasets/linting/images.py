@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -27,6 +26,7 @@ from gaudi_datasets.linting.rules import (
     Finding,
     Rule,
 )
+from gaudi_datasets.memory import count_processors
 
 Result = TypeVar("Result")
 Progress = Callable[[int, int], None]
@@ -117,7 +117,7 @@ def find_overlap(contents: dict[bytes, str], others: ImageSet, progress: Progres
 
 def _map_images(work: Callable[[int], Result], count: int, progress: Progress | None) -> Iterator[Result]:
     """Yield the results in order. Threads are enough: while one decodes or hashes, others run."""
-    for done, result in enumerate(map_threads(work, range(count), len(os.sched_getaffinity(0))), 1):
+    for done, result in enumerate(map_threads(work, range(count), count_processors()), 1):
         yield result
         if progress is not None:
             progress(done, count)

@@ -27,11 +27,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import google_crc32c
 
-from gaudi_datasets.documents import load_json, require_seal, seal
-from gaudi_datasets.errors import DataError, FlagError, UnsafeError
+from gaudi_datasets.documents import CHECKSUM, load_json, require_seal, seal
+from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
+from gaudi_datasets.memory import count_processors
 from gaudi_datasets.output_files import resumable_folder, write_json
 from gaudi_datasets.records.tfrecords import frame_parts
-from gaudi_ops.files import open_regular_file, publish_file, read_text, sync_folder, write_atomically, write_file
+from gaudi_ops.files import (
+    open_regular_file,
+    publish_file,
+    read_text,
+    sync_file,
+    sync_folder,
+    write_atomically,
+    write_file,
+)
 from gaudi_ops.program import hold_interrupts
 
 if TYPE_CHECKING:
@@ -40,6 +49,7 @@ if TYPE_CHECKING:
 MANIFEST_FORMAT = "gaudi-datasets records"
 MANIFEST_VERSION = 3
 UNSEALED_VERSION = 2  # of earlier releases: the same without a checksum of its own
+DECODED = "decoded"  # the key that is true where each image was decoded whole before it was written
 JOB_IDENTITY = "job"  # the key in the manifest by which the same call is known; it depends on when files were changed
 
 _REFRESH_SECONDS = 0.5  # between two reports of what other processes have written
@@ -69,6 +79,7 @@ def write_shards(
     suffix: str = ".tfrecord",
     processes: int = 0,
     overwrite: bool = False,
+    decoded: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Write `<split>-00000-of-0000N.tfrecord` and so on, and the manifest `<split>.json`, into `output_dir`.
@@ -88,6 +99,7 @@ def write_shards(
         suffix: what the shards' names end with.
         processes: how many work at once; 0: one for each usable core, as far as they are worth their start.
         overwrite: replace an earlier conversion of this split.
+        decoded: `encode` decodes each image whole, which the manifest tells; the fingerprint must, too.
         progress: called with the records done and their number.
 
     Returns:
@@ -113,27 +125,31 @@ def write_shards(
     pattern = f"{split}-{{:05d}}-of-{shards:05d}{suffix}"
     described = json.dumps([UNSEALED_VERSION, fingerprint, count, pattern, dict(manifest)])
     identity = hashlib.sha256(described.encode()).hexdigest()
+    write = functools.partial(_write_shard, encode, count, staging, pattern, shards)
     with resumable_folder(staging):
-        job = staging / _JOB
-        if not job.exists() or read_text(job) != identity:  # of a job that was stopped, keep what is whole
-            shutil.rmtree(staging)
+        job, plan = staging / _JOB, _read_plan(staging / _PLAN)
+        if plan is not None and plan["manifest"][JOB_IDENTITY] == identity:
+            _write_again(plan["manifest"]["shards"], write, staging, output_dir)
+            return _publish(plan, staging, output_dir, split)
+        if plan is not None or not job.exists() or read_text(job, errors="replace") != identity:
+            shutil.rmtree(staging)  # else of a job that was stopped, what is whole is kept
             staging.mkdir()
-        if not (staging / _PLAN).exists():
-            finished = None if overwrite else _find_finished(output_dir, split, identity)
-            if finished is not None:
-                return finished
-            there = _records_to_replace(output_dir, split, overwrite)
-            write_file(job, identity)
-            write = functools.partial(_write_shard, encode, count, staging, pattern, shards)
-            written = _write_all(write, count, shards, staging, processes, progress)
-            fixed = Counter[str]()
-            for shard in written:
-                fixed.update(shard.pop("fixed"))
-            head = {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION, JOB_IDENTITY: identity, "split": split}
-            document = seal({**head, **manifest, "fixed": dict(sorted(fixed.items())), "shards": written})
-            replaced = [path.name for path in there if path.name not in {shard["name"] for shard in written}]
-            write_json(staging / _PLAN, {"replaced": replaced, "manifest": document})
-        return _publish(staging, output_dir, split)
+        finished = None if overwrite else _find_finished(output_dir, split, identity)
+        if finished is not None:
+            return finished
+        there = _records_to_replace(output_dir, split, overwrite)
+        write_file(job, identity)
+        written = _write_all(write, count, shards, staging, processes, progress)
+        fixed = Counter[str]()
+        for shard in written:
+            fixed.update(shard.pop("fixed"))
+        head = {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION, JOB_IDENTITY: identity, "split": split}
+        head |= {DECODED: True} if decoded else {}
+        document = seal({**head, **manifest, "fixed": dict(sorted(fixed.items())), "shards": written})
+        replaced = [path.name for path in there if path.name not in {shard["name"] for shard in written}]
+        plan = seal({"replaced": replaced, "manifest": document})
+        write_json(staging / _PLAN, plan)
+        return _publish(plan, staging, output_dir, split)
 
 
 def unfinished_folder(output_dir: Path, split: str) -> Path:
@@ -227,10 +243,10 @@ def _write_all(
 ) -> list[dict[str, Any]]:
     """Write the shards that are not whole yet, in this process or in several; all of them, in order."""
     notes = [staging / f"{number}.json" for number in range(shards)]  # each says that a shard is whole
-    whole = {number: load_json(path) for number, path in enumerate(notes) if path.exists()}
+    whole = {number: shard for number, path in enumerate(notes) if (shard := _read_note(path)) is not None}
     missing = [number for number in range(shards) if number not in whole]
     if not processes:
-        processes = min(len(os.sched_getaffinity(0)), count * len(missing) // shards // _RECORDS_WORTH_A_PROCESS)
+        processes = min(count_processors(), count * len(missing) // shards // _RECORDS_WORTH_A_PROCESS)
     processes = min(processes, len(missing))
     before, own = sum(shard["records"] for shard in whole.values()), itertools.count(1)
 
@@ -245,8 +261,8 @@ def _write_all(
         for number, shard in zip(missing, written, strict=True):
             # Here, so that the workers go on meanwhile.
             with open_regular_file(staging / shard["name"]) as file:
-                os.fsync(file.fileno())
-            write_json(notes[number], shard)
+                sync_file(file)
+            write_json(notes[number], seal(shard))
             whole[number] = shard
     return [whole[number] for number in range(shards)]
 
@@ -304,9 +320,69 @@ def _write_in_worker(number: int) -> dict[str, Any]:
     return _worker_write(number)
 
 
-def _publish(staging: Path, output_dir: Path, split: str) -> dict[str, Any]:
+def _read_note(path: Path) -> dict[str, Any] | None:
+    """Read the note of a shard; None where it or the shard was changed since, which is written again then."""
+    try:
+        noted = load_json(path)
+        require_seal(noted, path)
+        if _checksum_file(path.with_name(noted["name"])) != noted["crc32c"]:
+            return None
+    except (DataError, MissingInputError, FileNotFoundError):
+        return None
+    return {name: value for name, value in noted.items() if name != CHECKSUM}
+
+
+def _read_plan(path: Path) -> dict[str, Any] | None:
+    """Read the plan by which finished shards are renamed; None where none is there.
+
+    Raises:
+        UnsafeError: it was changed, so that nobody knows which files it replaces.
+    """
+    if not path.exists():
+        return None
+    try:
+        plan: dict[str, Any] = load_json(path)
+        require_seal(plan, path)
+    except DataError:
+        raise UnsafeError(
+            "was changed or is damaged",
+            path=path,
+            remedy="remove its folder and the records of this split, and repeat the command",
+        ) from None
+    return plan
+
+
+def _write_again(rows: Sequence[Mapping[str, Any]], write: WriteShard, staging: Path, output_dir: Path) -> None:
+    """Write the shards of a plan that were changed since, as they were.
+
+    Raises:
+        UnsafeError: one becomes another one, because a library that encodes images is of another version.
+    """
+    for number in _list_changed(rows, staging, output_dir):
+        name, shard = rows[number]["name"], write(number, lambda: None)
+        if shard["crc32c"] != rows[number]["crc32c"]:
+            raise UnsafeError(
+                "was changed, and cannot be written again as it was",
+                path=output_dir / name,
+                remedy=f"remove {staging} and the records of this split, and repeat the command",
+            )
+        with open_regular_file(staging / name) as file:
+            sync_file(file)
+
+
+def _list_changed(rows: Sequence[Mapping[str, Any]], staging: Path, output_dir: Path) -> list[int]:
+    """List the numbers of a plan's shards that are in neither folder as they were written."""
+    changed = []
+    for number, row in enumerate(rows):
+        draft, published = staging / row["name"], output_dir / row["name"]
+        path = draft if draft.exists() else published
+        if not path.is_file() or _checksum_file(path) != row["crc32c"]:
+            changed.append(number)
+    return changed
+
+
+def _publish(plan: Mapping[str, Any], staging: Path, output_dir: Path, split: str) -> dict[str, Any]:
     """Do what the plan says; whatever was done of it before does not matter."""
-    plan = load_json(staging / _PLAN)
     document: dict[str, Any] = plan["manifest"]
     path = output_dir / f"{split}.json"
     path.unlink(missing_ok=True)

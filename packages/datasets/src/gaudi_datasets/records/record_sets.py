@@ -16,6 +16,7 @@ from gaudi_datasets.documents import CHECKSUM, Faults, load_json, require_seal
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import IMAGE_ENDINGS
 from gaudi_datasets.records.conversion import (
+    DECODED,
     JOB_IDENTITY,
     MANIFEST_FORMAT,
     MANIFEST_VERSION,
@@ -57,6 +58,7 @@ class RecordSet:
         manifest: what it tells, or None.
         fingerprint: SHA-256 that is equal for equal records, wherever they are.
         former_fingerprint: what an earlier release computed, of less.
+        is_decoded: whether each image was decoded whole when the records were written.
         unchecked: what nothing tells of, for messages; empty where the manifest tells of all.
 
     Raises:
@@ -81,10 +83,12 @@ class RecordSet:
         self._checksums = {path.name: f"{one:08x}" for path, one in zip(self.paths, checksums, strict=True)}
         self.former_fingerprint = _hash([(path.name, path.stat().st_size) for path in self.paths])
         self.fingerprint = _hash([self.former_fingerprint, self._checksums])
+        self.is_decoded = self.manifest is not None and self.manifest.get(DECODED) is True
         self.unchecked = "no manifest tells which shards and classes these are"
         if self.manifest is not None:
             _require_checksums(self.manifest, folder, self._checksums)
-            identity = {name: value for name, value in self.manifest.items() if name not in (JOB_IDENTITY, CHECKSUM)}
+            no_data = (JOB_IDENTITY, CHECKSUM, DECODED)
+            identity = {name: value for name, value in self.manifest.items() if name not in no_data}
             # Equal to that of the same records with a manifest of the version before.
             self.fingerprint = self.former_fingerprint = _hash({**identity, "version": UNSEALED_VERSION})
             is_sealed = CHECKSUM in self.manifest

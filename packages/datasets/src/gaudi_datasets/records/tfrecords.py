@@ -86,7 +86,7 @@ def scan_records(path: Path) -> Iterator[tuple[int, int, int, int]]:
     # Unbuffered: what a buffer would read ahead is pixels.
     with open_regular_file(path, buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
-        between = os.pread(file.fileno(), _HEADER_BYTES, 0)
+        between = file.read(_HEADER_BYTES)
         while position < size:
             header = between[-_HEADER_BYTES:]
             length, checksum = header[: _LENGTH.size], header[_LENGTH.size :]
@@ -105,7 +105,8 @@ def scan_records(path: Path) -> Iterator[tuple[int, int, int, int]]:
                     remedy="convert or copy the file again",
                 )
             before = google_crc32c.value(between)
-            between = os.pread(file.fileno(), _CHECKSUM.size + _HEADER_BYTES, position - _CHECKSUM.size)
+            file.seek(position - _CHECKSUM.size)
+            between = file.read(_CHECKSUM.size + _HEADER_BYTES)
             yield *place, _unmask(between[: _CHECKSUM.size]), before
             number += 1
 
@@ -117,7 +118,8 @@ def read_record(place: RecordPlace) -> bytes:
         DataError: the content is not what was written.
     """
     with open_regular_file(place.path, buffering=0) as file:  # own handle: threads share no position
-        content = os.pread(file.fileno(), place.length, place.offset)
+        file.seek(place.offset)
+        content = file.read(place.length)
     if google_crc32c.value(content) != place.checksum:
         raise DataError(
             "its checksum is wrong, so it is damaged",
