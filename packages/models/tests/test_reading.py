@@ -151,6 +151,7 @@ def test_archives_that_swell_are_refused_before_they_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.pth", "x.npz", "x.h5", "x.safetensors"])
+@pytest.mark.posix
 def test_pipes_are_no_weights(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(FileError) as caught:

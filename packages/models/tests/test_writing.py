@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +68,14 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="nothing"):
         write_weights(build(), tmp_path / "nothing" / "x", metadata=METADATA)
+
+
+def test_equal_weights_make_equal_files(tmp_path: Path) -> None:
+    contents = set()
+    for _ in range(8):  # the library writes notes in another order each time
+        write_tensors({"b": np.ones([2, 3]), "a": np.zeros([1])}, tmp_path / "a.safetensors", metadata=METADATA)
+        contents.add((tmp_path / "a.safetensors").read_bytes())
+    assert len(contents) == 1
+    with safe_open(tmp_path / "a.safetensors", framework="np") as file:
+        assert file.metadata()["classes"] == json.dumps(METADATA.classes)
+        assert file.get_tensor("b").tolist() == np.ones([2, 3]).tolist()

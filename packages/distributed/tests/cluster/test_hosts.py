@@ -134,9 +134,17 @@ def test_wrong_node_lists(text: str) -> None:
         expand_node_list(text)
 
 
-def test_a_node_list_cannot_fill_the_memory() -> None:
+@pytest.mark.parametrize(
+    "text", ["n[1-2000]m[1-2000]", "n[1-4000]m[1-4000]o[1-4000]", f"n[{'1-4000,' * 10000}1]", "n[1-4000],m[1-4000]"]
+)
+def test_a_node_list_cannot_fill_the_memory(text: str) -> None:
     with pytest.raises(ConfigurationError, match="more than 4096 hosts"):
-        expand_node_list("n[1-2000]m[1-2000]")
+        expand_node_list(text)
+
+
+def test_counts_of_tasks_cannot_fill_the_memory() -> None:
+    with pytest.raises(ConfigurationError, match="more than 4096 hosts"):
+        expand_task_counts(",".join(["1(x999999)"] * 1000))
 
 
 def test_task_counts() -> None:

@@ -135,6 +135,7 @@ APPLICATIONS: Mapping[str, str] = {
     for depth in (50, 101, 152)
 }
 CLASSIFIERS = (*RESNETS, *APPLICATIONS)
+"""The names of the classifiers that `gaudi_models.build_classifier` builds."""
 
 
 def list_units(depth: int, filters: int, stride: int, cardinality: int = 1) -> tuple[Unit, ...]:

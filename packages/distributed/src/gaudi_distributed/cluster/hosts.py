@@ -12,12 +12,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import TypeAlias
 
 from gaudi_distributed.errors import ConfigurationError, MissingProgramError, UnsafeError
 
 FIRST_PORT = 2410
+_LONGEST_TEXT = 240  # characters of an error's text
 _MOST_BYTES = 2**24  # of a list of hosts, or of a file of HCL
 # Devices of one of the originals' servers.
 DEVICES_PER_SERVER = 8
@@ -297,6 +299,7 @@ _RULE = "is not a host: write a name of letters, digits and hyphens between dots
 
 def _make_error(source: str, text: str, *, remedy: str | None = None, record: str | None = None) -> ConfigurationError:
     """Return the error for what a flag, an environment variable or a file says."""
+    text = text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT // 2]} ... {text[-_LONGEST_TEXT // 2 :]}"
     return ConfigurationError(f"{source}: {text}", **name_source(source), remedy=remedy, record=record)
 
 
@@ -381,9 +384,9 @@ def expand_node_list(text: str, source: str = "SLURM_JOB_NODELIST") -> tuple[str
     for part in parts:
         pieces = re.split(r"(\[[^\[\]]*\])", part)
         choices = [_expand_ranges(piece[1:-1], source) if piece.startswith("[") else [piece] for piece in pieces]
-        names += ("".join(chosen) for chosen in product(*choices))
-        if len(names) > MAX_HOSTS:
+        if len(names) + prod(map(len, choices)) > MAX_HOSTS:  # counted before they are made
             raise _make_error(source, f"{text[:80]!r} names more than {MAX_HOSTS} hosts", remedy="name fewer")
+        names += ("".join(chosen) for chosen in product(*choices))
     return tuple(name for name, _ in _checked(((name, None) for name in names), source))
 
 
@@ -394,7 +397,10 @@ def expand_task_counts(text: str, source: str = "SLURM_TASKS_PER_NODE") -> tuple
         found = re.fullmatch(r"([0-9]{1,4})(?:\(x([0-9]{1,6})\))?", part, re.ASCII)
         if found is None:
             raise _make_error(source, f"{text!r} is not a list of counts", remedy="it reads like 2(x3),1")
-        counts += [read_slots(found[1], source)] * int(found[2] or 1)
+        slots, number = read_slots(found[1], source), int(found[2] or 1)
+        if len(counts) + number > MAX_HOSTS:
+            raise _make_error(source, f"{text[:80]!r} counts more than {MAX_HOSTS} hosts", remedy="name fewer")
+        counts += [slots] * number
     return tuple(counts)
 
 
@@ -419,6 +425,8 @@ def _expand_ranges(text: str, source: str) -> list[str]:
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
         if found is None or not first <= last < first + MAX_HOSTS:
             raise _make_error(source, f"{part!r} in brackets is not a number or range like 01-04", record=part)
+        if len(names) + last - first >= MAX_HOSTS:
+            raise _make_error(source, f"{text[:80]!r} names more than {MAX_HOSTS} hosts", remedy="name fewer")
         names += [str(number).zfill(len(found[1])) for number in range(first, last + 1)]
     return names
 

@@ -16,8 +16,13 @@ from typing import Literal, get_args
 from gaudi_distributed.errors import ConfigurationError, DeviceError
 
 DeviceKind = Literal["cpu", "gpu", "hpu"]
+"""The kinds of devices; hpu is Intel Gaudi."""
+
 DeviceChoice = Literal["auto", "cpu", "gpu", "hpu"]
+"""Devices that may be asked for; `choose_device` tells what ``auto`` becomes."""
+
 DEVICE_CHOICES: tuple[DeviceChoice, ...] = get_args(DeviceChoice)
+"""The values of `DeviceChoice`, for flags."""
 
 _SYNAPSE = "libSynapse.so"
 _LIBRARY_DIRS = ("usr/lib/habanalabs", "usr/local/lib", "usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib", "lib")
@@ -162,7 +167,10 @@ def _is_installed(distribution: str) -> bool:
 
 
 PrecisionName = Literal["fp32", "bf16"]
+"""The precisions by their short names."""
+
 PRECISION_NAMES: tuple[PrecisionName, ...] = get_args(PrecisionName)
+"""The values of `PrecisionName`, for flags."""
 
 _KERAS_POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16"}
 

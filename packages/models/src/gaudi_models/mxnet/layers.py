@@ -14,16 +14,22 @@ from mxnet.contrib.amp.amp import bfloat16
 from mxnet.gluon import nn
 
 Layout = Literal["NCHW", "NHWC"]
+"""The order of an image's axes inside the network."""
+
 Precision = Literal["fp32", "bf16", "fp16"]
+"""Types that convolutions compute in."""
 
 COMPUTE_DTYPES: Mapping[Precision, Any] = {"fp32": "float32", "bf16": bfloat16, "fp16": "float16"}
 
 MOMENTUM = 0.9
 EPSILON = 1e-5
 
-# Returns the sum of a float32 NDArray over the ranks of this rank's group. MXNet's threads call it, for parallel layers
-# maybe in another order on each rank, so the second argument names the arrays that belong together.
 ReduceStatistics = Callable[[Any, str], Any]
+"""Returns the sum of a float32 NDArray over the ranks of this rank's group.
+
+MXNet's threads call it, for parallel layers maybe in another order on each rank, so the second argument names the
+arrays that belong together.
+"""
 
 
 def cast(F: Any, array: Any, dtype: Any, source: Any = "float32") -> Any:  # noqa: N803 - Gluon's name

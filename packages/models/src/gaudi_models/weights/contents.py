@@ -116,4 +116,14 @@ def write_tensors(tensors: Mapping[str, Array], path: str | os.PathLike[str], *,
     # In memory, for the library's own writing goes through a file of its own, which only its owner may read.
     # In order, for of an array that is a view in another one it writes the bytes as they lie.
     content = save({name: np.asarray(values, order="C") for name, values in tensors.items()}, notes)
-    write_file(path, content)
+    write_file(path, sort_notes(content))
+
+
+def sort_notes(content: bytes) -> bytes:
+    """Sort the notes of a safetensors file by name, which the library writes in another order in each process."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
+    return len(text).to_bytes(8, "little") + text + content[end:]
