@@ -15,7 +15,7 @@ import pytest
 
 from gaudi_apps.inference.media import VideoWriter
 from gaudi_apps.training.checkpoint import CheckpointFolder
-from gaudi_apps.training.reports import read_history
+from gaudi_apps.training.history import read_history
 from gaudi_apps.training.run_dir import DATA_FILE
 
 FLAGS = ("-bs", 4, "--image_size", 32, "--log_steps", 1, "--eval_epochs", 0, "--no_evaluate")

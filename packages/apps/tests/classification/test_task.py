@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from gaudi_apps.classification.flags import LearningConfig, PruningFlags
-from gaudi_apps.classification.task import Adam, ClassificationTask, drop_out, find_decay
+from gaudi_apps.classification.task import Adam, ClassificationTask, ClassifierExport, drop_out, find_decay
+from gaudi_apps.inference.converters import decode_pixels
 from gaudi_distributed import Communicator, SingleProcess
 
 PLAIN = LearningConfig("SGD", 0.9, 0.0, 0.0, False, 0.0, 0.0, 0.0, 0.0, None, "keras", "l2")
@@ -276,3 +278,14 @@ def test_what_is_not_finite_changes_no_weight(make_task: Any, batch: dict[str, A
     assert not bool(task.train_step({**batch, "images": batch["images"] * np.nan}, 0.1)["finite"])
     changed = {name for name, value in task.read_state().items() if not np.array_equal(before[name], value)}
     assert all("/moving_" in name for name in changed)
+
+
+def test_what_an_onnx_model_gets_ends_as_what_evaluation_takes() -> None:
+    """The model cuts the centre out itself, so it is not given the centre, of which it would take the centre."""
+    pixels = cv2.resize(np.random.default_rng(0).integers(0, 256, (9, 12, 3), np.uint8), (157, 121))
+    encoded = bytes(cv2.imencode(".png", pixels)[1])
+    config: Any = {"padding": "same", "classes": [{"name": "a"}], "image_size": 56, "model": "resnet50"}
+    network = ClassifierExport(None, "probabilities", config)
+    expected = network.prepare_pixels(decode_pixels(encoded)).numpy()
+    np.testing.assert_allclose(network.prepare_pixels(network.prepare_onnx(encoded)).numpy(), expected, atol=1e-3)
+    assert np.abs(network.prepare_pixels(network.prepare_resized(encoded)).numpy() - expected).max() > 1

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from gaudi_apps.runtime.tensorflow import TensorFlow
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder
-from gaudi_apps.training.reports import read_history
+from gaudi_apps.training.history import read_history
 
 Program = Callable[..., Any]
 COMMON = ("--image_size", 32, "--batch_size", 4, "--lr_schedule", "constant", "--base_learning_rate", 3.2)
@@ -50,6 +50,7 @@ def test_a_run_learns_and_leaves_what_belongs_to_it(train: Program, run_classifi
         *("analysis.json", "best", "checkpoints", "config.yaml", "curves.png", "dataloader", "evaluation.json"),
         *("evaluations.jsonl", "history.jsonl", "pictures", "report.html", "run.json", "run_log.json", "summaries"),
         "training_data.json",
+        "validation_data.json",
     ]
     rows = read_history(tmp_path / "evaluations.jsonl")
     assert [row["step"] for row in rows] == [3, 6, 9, 12, 15, 18, 21, 24]
@@ -251,6 +252,39 @@ def test_static_shapes_are_checked_where_asked(train: Program, tmp_path: Path) -
     done = train(tmp_path / "checked", *flags, "--check_static_shapes", "--steps_per_loop", 3, "--log_steps", 3)
     assert done.status == 0, done.err
     assert_same_state(load(tmp_path / "checked"), load(tmp_path / "unchecked"))
+
+
+def test_steps_that_xla_compiles_learn_the_same(
+    train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gaudi_apps.training.keras_task import KerasTask
+
+    compiled: list[Any] = []
+    monkeypatch.setattr(KerasTask, "compile_by_xla", note_calls(KerasTask.compile_by_xla, compiled))
+    flags = ("--train_steps", 2, "--skip_eval", "--warmup_epochs", 0, "--log_steps", 1)
+    assert train(tmp_path / "plain", *flags).status == 0
+    done = train(tmp_path / "compiled", *flags, "--enable_xla")
+    assert done.status == 0, done.err
+    assert len(compiled) == 1
+    losses = [
+        [row["loss"] for row in read_history(tmp_path / name / "history.jsonl")] for name in ("plain", "compiled")
+    ]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
+    done = train(tmp_path / "plain", *flags, "--enable_xla")
+    assert done.status == 78
+    assert "enable_xla" in done.err
+    done = train(tmp_path / "several", *flags, "--enable_xla", "--use_horovod")
+    assert (done.status, done.error.flag) == (64, "--enable_xla")
+
+
+def note_calls(method: Any, calls: list[Any]) -> Any:
+    """Wrap a method so that each call adds its object to a list."""
+
+    def note(self: Any) -> None:
+        calls.append(self)
+        method(self)
+
+    return note
 
 
 def test_a_batch_of_another_size_ends_a_checked_run(

@@ -142,6 +142,11 @@ def test_good_configurations_pass() -> None:
         ({"run": {"mode": "verify-resume", "kills": 0}}, "--kills", "--steps"),
         ({"run": {"mode": "verify-resume", "kills": 3, "steps": 3}}, "--kills", "--steps"),
         ({"run": {"json": True}}, "--json", "--mode plan"),
+        (
+            {"run": {"mode": "predict", "runtime": "openvino"}, "device": {"device": "gpu"}, "use": {"inference": "x"}},
+            "--device",
+            "--runtime openvino",
+        ),
     ],
 )
 def test_a_bad_value_is_named_in_one_line(groups: dict[str, dict[str, Any]], flag: str, named: str) -> None:

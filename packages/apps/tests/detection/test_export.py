@@ -12,14 +12,30 @@ import pytest
 import tensorflow as tf
 
 from gaudi_apps.cli.flags import ExportFormat
+from gaudi_apps.detection import detector
 from gaudi_apps.detection.detector import run_export
+from gaudi_apps.detection.evaluator import DetectionEvaluator
 from gaudi_apps.inference import exporter
 from gaudi_apps.inference.converters import Agreement, ExportedNetwork, write_tflite
-from gaudi_apps.inference.exporter import choose_images, describe_export, refuse_foreign
+from gaudi_apps.inference.export_table import list_manifests
+from gaudi_apps.inference.exporter import (
+    Export,
+    ExportRequest,
+    choose_calibration,
+    choose_images,
+    describe_export,
+    list_kinds,
+    refuse_foreign,
+    report_exports,
+)
+from gaudi_apps.inference.quantization import Calibration
 from gaudi_apps.runtime.errors import ExportError
-from gaudi_datasets.detection.coco import Category
-from gaudi_datasets.detection.sources import RecordSource
+from gaudi_apps.training.run_dir import RunFolder
+from gaudi_datasets.detection.coco import Category, parse_coco
+from gaudi_datasets.detection.sources import CocoSource, RecordSource
 from gaudi_datasets.errors import DataError, FlagError, MissingExtraError, MissingInputError, UnsafeError
+from gaudi_datasets.sampling import InputOptions
+from gaudi_distributed import SingleProcess
 from gaudi_models.architectures import SSDArchitecture
 from gaudi_models.weights import read_weights
 from gaudi_ops.tf.keras_api import keras
@@ -29,29 +45,34 @@ pytestmark = pytest.mark.slow
 CATEGORIES = (Category(7, "red"), Category(9, "blue"))
 
 
-def run(network: Any, noise_images: list[bytes], folder: Path, *formats: ExportFormat) -> dict[Path, Agreement]:
-    network_name = SSDArchitecture("resnet18")
-    return run_export(
-        network, CATEGORIES, noise_images, folder, formats, step=12, architecture=network_name, pool_padding="same"
-    )
+def run(
+    network: Any, noise_images: list[bytes], folder: Path, *formats: ExportFormat, **request: Any
+) -> dict[Path, Export]:
+    architecture, asked = SSDArchitecture("resnet18"), ExportRequest(**request)
+    where: dict[str, Any] = {"step": 12, "architecture": architecture, "pool_padding": "same"}
+    return run_export(network, CATEGORIES, noise_images, folder, formats, **where, request=asked)
 
 
 def test_exports_are_made_checked_and_described(
     detector_network: Any, noise_images: list[bytes], tmp_path: Path
 ) -> None:
     folder = tmp_path / "new" / "export"
-    agreements = run(detector_network, noise_images, folder, "saved_model", "tflite", "safetensors")
-    assert [*agreements] == [folder / name for name in ("saved_model", "tflite", "safetensors")]
-    for path, agreement in agreements.items():
+    exports = run(detector_network, noise_images, folder, "saved_model", "tflite", "safetensors", checkpoint="ab12")
+    assert [*exports] == [folder / name for name in ("saved_model", "tflite", "safetensors")]
+    for path, (agreement, score, reference) in exports.items():
         assert agreement.is_close
+        assert score is None
+        assert reference is None
         assert agreement.compared > 20
         assert describe_export(path, 3, agreement).startswith(f"{path}: {agreement.compared} ")
         manifest = json.loads((path / "export.json").read_text())
         assert (manifest["kind"], manifest["step"], manifest["pool_padding"]) == (path.name, 12, "same")
+        assert (manifest["precision"], manifest["checkpoint"]) == ("fp32", "ab12")
         assert manifest["check"]["pictures"] == 3
         assert [one["name"] for one in manifest["classes"]] == ["red", "blue"]
         files = {file for file in path.rglob("*") if file.is_file() and file.name != "export.json"}
         assert {path / name for name in manifest["sha256"]} == files
+        assert manifest["bytes"] == sum(file.stat().st_size for file in files)
         for name, sha256 in manifest["sha256"].items():
             assert hashlib.sha256((path / name).read_bytes()).hexdigest() == sha256
     assert (folder / "tflite" / "model.tflite").is_file()
@@ -60,6 +81,22 @@ def test_exports_are_made_checked_and_described(
     assert weights.metadata is not None
     assert [one["name"] for one in weights.metadata.classes] == ["red", "blue"]
     assert sorted(path.name for path in folder.iterdir()) == ["safetensors", "saved_model", "tflite"]
+
+
+def test_the_network_is_compared_in_whole_float32(
+    detector_network: Any, noise_images: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shortens, find_boxes = [], detector.find_boxes
+
+    def note(*given: Any) -> Any:
+        shortens.append(tf.config.experimental.tensor_float_32_execution_enabled())
+        return find_boxes(*given)
+
+    monkeypatch.setattr(detector, "find_boxes", note)
+    run(detector_network, noise_images, tmp_path, "safetensors")
+    assert shortens
+    assert not any(shortens)
+    assert tf.config.experimental.tensor_float_32_execution_enabled()
 
 
 def test_an_earlier_export_is_replaced_and_other_files_are_not(
@@ -89,18 +126,82 @@ def test_a_difference_is_an_error_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
     agreement: Agreement,
 ) -> None:
-    def differ(name: ExportFormat, *arguments: Any) -> Agreement:
-        if name != "onnx":
-            return right(name, *arguments)
+    def differ(kind: exporter.ExportKind, *arguments: Any) -> Agreement:
+        if kind.format != "onnx":
+            return right(kind, *arguments)
         arguments[2].joinpath("model.onnx").touch()
         return agreement
 
     right = exporter.export_format
-    monkeypatch.setattr(exporter, "require_onnx", lambda: None)
     monkeypatch.setattr(exporter, "export_format", differ)
     with pytest.raises(ExportError, match="onnx: differs") as caught:
         run(detector_network, noise_images, tmp_path / "new", "safetensors", "onnx")
     assert caught.value.exit_status == 70
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def evaluator(image_dir: Path, annotation_file: Path) -> DetectionEvaluator:
+    """Open the evaluator of the five images, whose classes have the numbers of the exports here."""
+    document = json.loads(annotation_file.read_text())
+    for row, name in ((document["annotations"], "category_id"), (document["categories"], "id")):
+        for one in row:
+            one[name] = {1: 7, 2: 9}[one[name]]
+    source = CocoSource(parse_coco(document, annotation_file), image_dir, keep_empty=True)
+    return DetectionEvaluator(source, InputOptions(1), RunFolder(Path("unused")), CATEGORIES, SingleProcess())
+
+
+def test_smaller_exports_are_scored_beside_the_network(
+    detector_network: Any,
+    noise_images: list[bytes],
+    evaluator: DetectionEvaluator,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of 8 bits are the network's convolutions; those that predict boxes, and all around the network, are not."""
+    import onnx
+
+    calibration = Calibration(noise_images, 3)
+    exports = run(
+        *(detector_network, noise_images, tmp_path / "export", "onnx", "tflite"),
+        precisions=("int8", "fp16"),
+        evaluator=evaluator,
+        calibration=calibration,
+        max_drop=0.01,
+    )
+    assert [path.name for path in exports] == ["onnx-int8", "tflite-fp16"]
+    manifests = {path.name: json.loads((path / "export.json").read_text()) for path in exports}
+    for path, export in exports.items():
+        manifest = manifests[path.name]
+        assert export.score is not None
+        assert manifest["evaluation"]["images"] == manifest["evaluation"]["images_total"] == 5
+        assert manifest["evaluation"]["AP"] == export.score.value
+        assert manifest["speed"]["latency_ms"]["p50"] > 0
+        assert export.agreement.compared > 20
+    assert manifests["onnx-int8"]["calibration"] == {"images": 3, "seed": 3}
+    assert "calibration" not in manifests["tflite-fp16"]
+    full = sum(4 * int(np.prod(one.shape)) for one in detector_network.variables)
+    assert manifests["onnx-int8"]["bytes"] < full / 3
+    assert manifests["tflite-fp16"]["bytes"] < full / 1.9
+    graph = onnx.load(str(tmp_path / "export" / "onnx-int8" / "model.onnx")).graph
+    made = {name: node.op_type for node in graph.node for name in node.output}
+    weights = {node.name: made.get(node.input[1]) for node in graph.node if node.op_type == "Conv"}
+    assert {name for name, kind in weights.items() if kind != "DequantizeLinear"} == {
+        name for name in weights if "box_head" in name
+    }
+    report_exports(exports, 3)
+    assert "onnx-int8" in capsys.readouterr().out
+    assert [one["kind"] for one in list_manifests(tmp_path)] == ["onnx-int8", "tflite-fp16"]
+
+
+def test_an_export_that_loses_more_than_it_may_is_not_left(
+    detector_network: Any, noise_images: list[bytes], evaluator: DetectionEvaluator, tmp_path: Path
+) -> None:
+    """No export gains half of all AP."""
+    with pytest.raises(ExportError) as caught:
+        run(detector_network, noise_images, tmp_path / "new", "tflite", evaluator=evaluator, max_drop=-0.5)
+    assert caught.value.exit_status == 70
+    assert "--max_ap_drop" in (caught.value.remedy or "")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -109,7 +210,8 @@ def test_a_wrong_export_is_noticed(
 ) -> None:
     """Colours in the wrong order, the fault that nobody sees."""
 
-    def write_wrong(network: ExportedNetwork, path: Path) -> None:
+    def write_wrong(network: ExportedNetwork, path: Path, *, halves: bool) -> None:
+        assert not halves
         wrong = copy.copy(network)
         inputs = keras.Input([300, 300, 3], name="images")
         wrong.model = keras.Model(inputs, network.model(inputs[..., ::-1]))
@@ -124,13 +226,30 @@ def test_a_wrong_export_is_noticed(
 def test_a_missing_converter_is_told_before_anything_is_done(
     noise_images: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse() -> None:
-        raise MissingExtraError("onnx")
+    def refuse(wanted: str) -> None:
+        raise MissingExtraError(wanted)
 
     monkeypatch.setattr("gaudi_apps.inference.exporter.require_onnx", refuse)
     with pytest.raises(MissingExtraError):
         run(None, noise_images, tmp_path / "new", "saved_model", "onnx")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_format_has_some_of_the_precisions_or_is_refused() -> None:
+    kinds = list_kinds(("saved_model", "openvino", "onnx"), ("fp32", "int8"))
+    assert [str(kind) for kind in kinds] == ["saved_model", "openvino", "openvino-int8", "onnx", "onnx-int8"]
+    with pytest.raises(FlagError) as caught:
+        list_kinds(("openvino", "saved_model"), ("bf16",))
+    assert caught.value.flag == "--export_precision"
+
+
+def test_images_to_calibrate_on_are_drawn_by_the_seed(records: Path) -> None:
+    source = RecordSource(records, "train")
+    drawn = [choose_calibration(source, 3, seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1]
+    assert drawn[0].encoded != drawn[2].encoded
+    assert len(set(drawn[0].encoded)) == 3
+    assert sorted(choose_calibration(source, 9, 0).encoded) == sorted(source.read(n).encoded for n in range(5))
 
 
 def test_images_to_check_on(image_dir: Path, records: Path, tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ import contextlib
 import io
 import runpy
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import numpy.typing as npt
 import pytest
 
 from gaudi_apps.inference.evaluator import Evaluator, find_order, pack_arrays, unpack_arrays
+from gaudi_apps.inference.exported_models import ExportedModel
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_apps.training.trainer import Score
 from gaudi_datasets.errors import DataError
@@ -33,6 +36,9 @@ class Seven:
 
     def __len__(self) -> int:
         return 7
+
+    def read(self, position: int) -> Any:
+        return SimpleNamespace(encoded=bytes([position]))
 
 
 class Guess:
@@ -54,6 +60,8 @@ class Guess:
 class GuessEvaluator(Evaluator[Positions]):
     """Scores guesses of seven images in batches of two, and records its calls."""
 
+    metric = "right"
+
     def __init__(self, communicator: Any, fingerprint: str = "seven") -> None:
         source: Any = Seven(fingerprint)
         options = InputOptions(2, rank=communicator.rank, size=communicator.size)
@@ -73,6 +81,9 @@ class GuessEvaluator(Evaluator[Positions]):
     def predict(self, network: Any, batch: Any) -> dict[str, Positions]:
         return {"guesses": network()[batch["image_ids"]]}
 
+    def read_outputs(self, outputs: Any, example: Any) -> dict[str, Positions]:
+        return {"guesses": outputs["guesses"]}
+
     def compute(self, columns: dict[str, Positions]) -> Positions:
         assert list(columns) == ["guesses"]
         return columns["guesses"]
@@ -88,6 +99,32 @@ class GuessEvaluator(Evaluator[Positions]):
 def make_task() -> Guess:
     """Its averaged weights are right in five of seven images, the others in none."""
     return Guess([9] * 7, [0, 1, 2, 0, 1, 0, 1])
+
+
+class GuessModel(ExportedModel):
+    """A model that takes image n for n modulo 3, but for the last one, and records the sizes of its batches."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda encoded: encoded[0])
+        self.batches: list[int] = []
+
+    def compute(self, inputs: Sequence[Any]) -> dict[str, Positions]:
+        self.batches.append(len(inputs))
+        return {"guesses": np.where(np.array(inputs) < 6, np.array(inputs) % 3, 9)}
+
+
+def test_an_exported_model_is_scored_image_by_image_and_timed_in_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    model, evaluator = GuessModel(), GuessEvaluator(SingleProcess())
+    score = evaluator.score_exported(model)
+    assert (score.metric, score.value, dict(score.figures)) == ("right", 6 / 7, {"right": 6 / 7})
+    assert (score.images, score.images_total, score.split, len(score.seconds)) == (7, 7, "val", 7)
+    assert model.batches == [1] * 8 + [16] * 4
+    document = score.to_document(replace(score, value=1.0))
+    assert document["evaluation"]["lost"] == pytest.approx(1 / 7)
+    assert (document["evaluation"]["of_network"], document["evaluation"]["right"]) == (1.0, 6 / 7)
+    speed = document["speed"]
+    assert speed["images_per_second"]["16"] == 16 / score.batch_seconds
+    assert 0 < speed["latency_ms"]["p50"] <= speed["latency_ms"]["p99"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])

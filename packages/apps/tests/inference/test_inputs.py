@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from gaudi_apps.detection.detector import make_preprocessor
-from gaudi_apps.inference.media import VideoWriter, find_files, read_images
+from gaudi_apps.inference.media import Preprocessor, VideoWriter, find_files, read_images
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
-from gaudi_datasets.errors import MissingInputError
+from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_ops.program import describe_error
 
 
@@ -71,3 +71,16 @@ def test_images_frames_and_bad_files_are_numbered(image_dir: Path, tmp_path: Pat
     assert "cannot be decoded" in messages[1]
     assert isinstance(bad[2][2], MissingInputError)
     assert bad[2][2].path == str(tmp_path / "gone.png")
+
+
+def test_an_image_that_a_decoder_refuses_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "photo.jpg"
+    cv2.imwrite(str(path), np.zeros([16, 16, 3], np.uint8))
+
+    def refuse(encoded: bytes) -> None:
+        raise DataError("cannot be decoded")
+
+    found: list[Exception] = []
+    note = lambda image_id, source, error: found.append(error)  # noqa: E731
+    assert list(read_images([path], Preprocessor(refuse, refuse), note)) == []  # type: ignore[arg-type]
+    assert [one.path for one in found if isinstance(one, DataError)] == [str(path)]

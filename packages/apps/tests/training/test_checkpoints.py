@@ -282,3 +282,29 @@ def test_checkpoints_of_later_steps_are_removed(tmp_path: Path) -> None:
         folder.save(step, {"a": np.zeros(1)}, {})
     folder.remove_later(4)
     assert folder.steps() == [4]
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"settings": []},
+        {"position": 3},
+        {"position": {"epoch": 1}},
+        {"position": {"epoch": "1", "image": 0}},
+        {"position": {"epoch": -1, "image": 0}},
+        {"batch_norm_images": True},
+        {"image_sequence": None},
+        {"early_stop": []},
+        {"refits": [[1]]},
+        {"refits": ["ab"]},
+        {"refits": 4},
+    ],
+)
+def test_values_of_another_type_are_damage(tmp_path: Path, metadata: Any) -> None:
+    folder = CheckpointFolder(tmp_path)
+    folder.save(1, make_tensors(), {})
+    folder.save(2, make_tensors(), metadata)
+    with pytest.raises(DataError) as raised:
+        load_checkpoint(folder.path(2))
+    assert folder.path(2).name in str(raised.value)
+    assert folder.load_newest().step == 1

@@ -9,15 +9,20 @@ from typing import Any
 
 import pytest
 
-from gaudi_apps.training.reports import History, read_history
+from gaudi_apps.training.checkpoint import RunState
+from gaudi_apps.training.history import History, read_history
 from gaudi_apps.training.trainer import Score
 
 
 @contextmanager
-def open_history(path: Path, step: int = 0) -> Iterator[History]:
-    """Open the history of a run that has done some steps, and writes a row after each further one."""
+def open_history(path: Path, step: int = 0, known: tuple[str, ...] = ()) -> Iterator[History]:
+    """Open the history of a run that has done some steps, and writes a row after each further one.
+
+    Its checkpoint knows the rows by `known`.
+    """
     history = History(path, path.with_name("evaluations.jsonl"))
-    trainer: Any = SimpleNamespace(step=step, is_due=lambda step, every: True)
+    state = RunState(step=step, history=known)
+    trainer: Any = SimpleNamespace(step=step, is_due=lambda step, every: True, state=state, is_root=True)
     history.trainer = trainer
     history.on_train_begin()
     yield history
@@ -87,3 +92,65 @@ def test_of_each_step_the_last_row_counts(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     path.write_text("".join(f'{{"step": {step}, "loss": {loss}}}\n' for step, loss in ((2, 5), (1, 4), (2, 3))))
     assert read_history(path) == [{"step": 1, "loss": 4}, {"step": 2, "loss": 3}]
+
+
+def change_row(text: str) -> str:
+    return text.replace("2.0", "3.0")
+
+
+def lose_rows(text: str) -> str:
+    return "".join(text.splitlines(keepends=True)[1:])
+
+
+def cut_rows(text: str) -> str:
+    return ""
+
+
+def keep_rows(text: str) -> str:
+    return text + '{"step": 5, "lo'
+
+
+@pytest.mark.parametrize("name", ["history.jsonl", "evaluations.jsonl"])
+@pytest.mark.parametrize(
+    ("change", "is_told"), [(change_row, True), (lose_rows, True), (cut_rows, True), (keep_rows, False)]
+)
+def test_rows_that_the_run_did_not_write_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, change: Any, is_told: bool
+) -> None:
+    with open_history(tmp_path / "history.jsonl") as history:
+        for step in (1, 2, 3, 4):
+            history.trainer.step = step
+            history.on_step_end(step, {"loss": float(step)})
+            history.on_evaluate_end(step, Score(0.0, {"AP": float(step)}, ""))
+            if step == 3:
+                known = history.add_state(RunState()).history
+    path = tmp_path / name
+    path.write_text(change(path.read_text()))
+    with open_history(tmp_path / "history.jsonl", 3, known) as history:
+        told = capsys.readouterr().err
+        after = history.add_state(RunState()).history
+    assert [each in told for each in (name, "warning")] == [is_told, is_told]
+    place = int(name == "evaluations.jsonl")
+    assert after == tuple("" if is_told and number == place else each for number, each in enumerate(known))
+
+
+def test_a_score_that_is_to_come_is_not_promised(tmp_path: Path) -> None:
+    """A checkpoint between an evaluation's begin and its end, in a process of its own, cannot know its row."""
+    with open_history(tmp_path / "history.jsonl") as history:
+        history.on_step_end(1, {"loss": 1.0})
+        history.on_evaluate_begin(1)
+        history.trainer.step = 2
+        early = history.add_state(RunState()).history
+        history.on_evaluate_end(1, Score(0.5, {"AP": 0.5}, ""))
+        late = history.add_state(RunState()).history
+        history.on_checkpoint(2)
+    assert [bool(each) for each in (*early, *late)] == [True, False, True, True]
+    with open_history(tmp_path / "history.jsonl", 2, late) as history:
+        assert history.add_state(RunState()).history == late
+
+
+def test_another_rank_than_the_first_promises_no_rows(tmp_path: Path) -> None:
+    with open_history(tmp_path / "history.jsonl") as history:
+        history.on_step_end(1, {"loss": 1.0})
+        history.trainer.is_root = False  # type: ignore[misc]
+        assert history.add_state(RunState()).history == ()

@@ -14,7 +14,7 @@ import cv2
 import pytest
 
 from gaudi_apps.training.checkpoint import CheckpointFolder
-from gaudi_apps.training.reports import read_history
+from gaudi_apps.training.history import read_history
 
 pytestmark = pytest.mark.slow
 

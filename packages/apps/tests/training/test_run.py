@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from gaudi_apps.training.checkpoint import CheckpointFolder
-from gaudi_apps.training.reports import read_history
+from gaudi_apps.training.history import read_history
 
 pytestmark = pytest.mark.slow
 

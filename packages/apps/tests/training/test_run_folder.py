@@ -14,7 +14,7 @@ from gaudi_apps.runtime.errors import RunChangedError, RunInUseError
 from gaudi_apps.training import checkpoint, run
 from gaudi_apps.training.checkpoint import MANIFEST, CheckpointFolder, load_checkpoint
 from gaudi_apps.training.recipe import Choice, Recipe, read_recipe
-from gaudi_apps.training.run_dir import LOCK, RUN_FILE, RunFolder
+from gaudi_apps.training.run_dir import LOCK, RUN_FILE, RunFolder, describe_data
 from gaudi_datasets.errors import DataError, UnsafeError
 
 SETTINGS: dict[str, Any] = {
@@ -345,3 +345,22 @@ def test_runs_of_former_releases_have_no_id_and_go_on(tmp_path: Path) -> None:
     assert "run" not in manifest
     assert begin(tmp_path)
     assert CheckpointFolder(tmp_path / "checkpoints").load_newest().step == 1
+
+
+def test_validation_data_belongs_to_a_run(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.begin({}, files=(), folders=())
+    data = describe_data({"classes": []}, "a", {"1.png": "10 x", "2.png": "10 y"})
+    folder.require_validation("val", data)
+    folder.write_validation("val", data)
+    other = describe_data({"classes": []}, "b", {"1.png": "10 z", "2.png": "10 y"})
+    for name, described in (("val", data), ("test", other)):  # another split by its flag is allowed
+        folder.require_validation(name, described)
+        folder.write_validation(name, described)
+    with pytest.raises(RunChangedError) as raised:
+        folder.require_validation("val", other)
+    assert (raised.value.field, raised.value.exit_status) == ("validation data", 78)
+    assert "1.png" in str(raised.value)
+    path = tmp_path / "run" / "validation_data.json"
+    path.write_text(path.read_text().replace('"a"', '"c"'))  # what is damaged tells nothing
+    folder.require_validation("val", data)

@@ -16,9 +16,10 @@ from gaudi_apps.runtime.errors import NonFiniteError
 from gaudi_apps.training import callbacks as callbacks_module
 from gaudi_apps.training.callbacks import Checkpoints, Evaluation, FitToTime
 from gaudi_apps.training.checkpoint import CheckpointFolder, RunState
+from gaudi_apps.training.history import History, read_history
 from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.recipe import END_SECONDS, Speed
-from gaudi_apps.training.reports import History, ProgressBar, TensorBoard, read_history
+from gaudi_apps.training.reports import ProgressBar, TensorBoard
 from gaudi_apps.training.trainer import Callback, Score, Trainer, TrainingData, require_finite
 from gaudi_datasets.program import make_console
 from gaudi_ops import schedules

@@ -25,7 +25,7 @@ from gaudi_apps.detection.config import SSDConfig
 from gaudi_apps.detection.evaluator import DetectionEvaluator, Scored
 from gaudi_apps.training.callbacks import Heartbeat
 from gaudi_apps.training.checkpoint import MANIFEST, TENSORS, Checkpoint, CheckpointFolder, load_checkpoint
-from gaudi_apps.training.reports import read_history
+from gaudi_apps.training.history import read_history
 from gaudi_apps.training.run_dir import LOCK, RunFolder
 from gaudi_datasets.detection.scoring import FIGURES, CocoScores
 from gaudi_datasets.detection.sources import RecordSource
@@ -124,7 +124,7 @@ def test_a_run_leaves_what_belongs_to_it(train: Program, tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("analysis.json", "checkpoints", "config.yaml", "curves.png", "dataloader", "detections.json"),
         *("evaluation.json", "evaluations.jsonl", "history.jsonl", "pictures", "report.html", "run.json"),
-        *("run_log.json", "summaries", "training_data.json"),
+        *("run_log.json", "summaries", "training_data.json", "validation_data.json"),
     ]
     assert [row["step"] for row in read_history(tmp_path / "history.jsonl")] == [1, 2, 3]
     log = json.loads((tmp_path / "run_log.json").read_text())
@@ -164,7 +164,8 @@ def test_the_configuration_beside_a_run_makes_the_same_run(train: Program, ssd_t
     flags = yaml.safe_load((one / "config.yaml").read_text())
     assert flags["lr_drop_epochs"] == [0.5, 1.0]
     known = {name for name, _ in list_flags(SSDConfig())}
-    assert known - flags.keys() == {"config", "clean", "debug", "json", "minutes", "mode", "task_index", "verify_data"}
+    of_commands = {"config", "clean", "debug", "json", "minutes", "mode", "runtime", "task_index", "verify_data"}
+    assert known - flags.keys() == of_commands
     done = ssd_train("--config", one / "config.yaml", "--model_dir", two)
     assert done.status == 0, done.err
     assert load(two).metadata == load(one).metadata
@@ -576,6 +577,9 @@ def test_a_checkpoint_is_used(
     assert [category.name for category in categories] == ["red", "blue"]
     assert len(encoded) > 0
     assert (folder, formats) == (tmp_path / "out", ("onnx", "safetensors"))
+    request = options.pop("request")
+    assert request.precisions == ("fp32",)
+    assert request.evaluator.num_images == 5
     assert options == {"step": 2, "architecture": SSDArchitecture(), "pool_padding": "same"}
     saved = load_checkpoint(run / "checkpoints" / "step-00000002").tensors
     assert all(np.array_equal(variable, saved[variable.name.removesuffix(":0")]) for variable in model.variables)

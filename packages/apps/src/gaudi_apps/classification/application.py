@@ -163,7 +163,7 @@ class ClassificationApplication(Application):
             implementation=self.train_config.flags.device.grouped_convolution,
             reduce_statistics=reduce_statistics,
         )
-        return ClassificationTask(
+        task = ClassificationTask(
             model,
             self.train_config.learning,
             seed=self.settings.device.seed,
@@ -171,6 +171,9 @@ class ClassificationApplication(Application):
             communicator=communicator,
             averages=averages,
         )
+        if self.settings.device.compiles_steps:
+            task.compile_by_xla()
+        return task
 
     def open_evaluator(
         self, folder: RunFolder, model_config: ModelConfig, communicator: Communicator
@@ -205,7 +208,7 @@ class ClassificationApplication(Application):
     def finish(self, restore: Callable[[], Restored]) -> None:
         """Export a SavedModel, if the end of training is to."""
         if self.train_config.export_at_end is not None:
-            self._export(restore(), Path(self.train_config.export_at_end), ("saved_model",))
+            self._export(restore(), Path(self.train_config.export_at_end), ("saved_model",), is_scored=False)
 
     def predict(self, restore: Callable[[], Restored]) -> None:
         """Classify the user's images and videos."""
@@ -235,16 +238,25 @@ class ClassificationApplication(Application):
         use, formats = self.train_config.flags.use, self.train_config.flags.run.export_format
         self._export(restore(), Path(use.output_dir or self.settings.model_dir / "export"), formats)
 
-    def _export(self, restored: Restored, output_dir: Path, formats: tuple[ExportFormat, ...]) -> None:
+    def _export(
+        self, restored: Restored, output_dir: Path, formats: tuple[ExportFormat, ...], *, is_scored: bool = True
+    ) -> None:
         from gaudi_apps.classification.data import open_source
         from gaudi_apps.classification.task import run_export
-        from gaudi_apps.inference.exporter import choose_images, describe_export
+        from gaudi_apps.inference.exporter import ExportRequest, choose_images, make_request, report_exports
+        from gaudi_apps.inference.report_page import renew_report
 
         use, data = self.train_config.flags.use, self.train_config.flags.data
         found = self.open_found()
         source = open_source(data.folder, [data.eval_split]) if data.folder else found and (found.val or found.train)
+
+        def open_train() -> Any:
+            return found.train if found else open_source(data.folder, data.train_splits)
+
         encoded_images = choose_images(use.inference, source)
-        agreements = run_export(
+        # The end of a training has evaluated the network, and one image after the other takes long.
+        has_images = is_scored and bool(data.folder or (found and found.val))
+        exports = run_export(
             restored.task.model,
             restored.model_config,
             encoded_images,
@@ -252,6 +264,9 @@ class ClassificationApplication(Application):
             formats,
             step=restored.step,
             with_features=use.export_features,
+            request=make_request(self, restored, open_train, has_images=has_images)
+            if is_scored
+            else ExportRequest(checkpoint=restored.sha256),
         )
-        for path, agreement in agreements.items():
-            say(describe_export(path, len(encoded_images), agreement))
+        report_exports(exports, len(encoded_images))
+        renew_report(self.settings.model_dir)

@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from gaudi_apps.classification.classifier import Classifier
+from gaudi_apps.classification.flags import LISTED
 from gaudi_apps.inference.evaluator import Batch, Columns, Evaluator, cut_confusion
+from gaudi_apps.inference.exported_models import Arrays
 from gaudi_apps.inference.visualizer import (
     Image,
     add_title,
@@ -25,7 +27,7 @@ from gaudi_apps.inference.visualizer import (
 )
 from gaudi_apps.training.run_dir import ANALYSIS, RunFolder, write_analysis
 from gaudi_apps.training.trainer import Score
-from gaudi_datasets.classification.examples import ClassificationSource
+from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
 from gaudi_datasets.classification.pipeline import eval_dataset
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_json
@@ -97,6 +99,8 @@ class AccuracyEvaluator(Evaluator[Predictions]):
         DataError: the source has other classes.
     """
 
+    metric = "top_1"
+
     def __init__(
         self,
         source: ClassificationSource,
@@ -124,6 +128,15 @@ class AccuracyEvaluator(Evaluator[Predictions]):
         probabilities, classes, losses = network.answer(batch["images"], batch["labels"])
         labels = np.asarray(batch["labels"])
         return {"labels": labels, "probabilities": probabilities, "classes": classes, "losses": losses}
+
+    def read_outputs(self, outputs: Arrays, example: ClassificationExample) -> Columns:
+        """Return the likeliest classes of an image."""
+        probabilities = outputs["probabilities"]
+        classes = np.argsort(-probabilities, axis=1, kind="stable")[:, : min(LISTED, probabilities.shape[1])]
+        right = np.maximum(probabilities[:, example.label], np.finfo(np.float32).tiny)
+        best = np.take_along_axis(probabilities, classes, axis=1)
+        labels = np.array([example.label], np.int32)
+        return {"labels": labels, "probabilities": best, "classes": classes.astype(np.int32), "losses": -np.log(right)}
 
     def compute(self, columns: Columns) -> Predictions:
         """Return the predictions for all images."""

@@ -256,7 +256,6 @@ FORMER_FLAGS = (
         default="keras",
         meant=("keras",),
     ),
-    FormerFlag("--enable_xla", "set the environment variable TF_XLA_FLAGS=--tf_xla_auto_jit=2", meant=(OFF,)),
     FormerFlag("--enable_eager", "TensorFlow 2 is eager wherever it is not compiled; leave it out", meant=(ON,)),
     FormerFlag(
         "--set_learning_phase_to_train",

@@ -11,11 +11,12 @@ import tensorflow as tf
 
 from gaudi_apps.classification.data import MODEL_CONFIG_NAMES, read_class_names
 from gaudi_apps.classification.flags import LearningConfig
-from gaudi_apps.inference.converters import Agreement, Arrays, ExportedNetwork, to_float32
-from gaudi_apps.inference.exporter import require_possible, write_exports
+from gaudi_apps.inference.converters import Agreement, ExportedNetwork, decode_pixels, to_float32
+from gaudi_apps.inference.exported_models import Arrays
+from gaudi_apps.inference.exporter import Export, ExportRequest, list_kinds, require_possible, write_exports
 from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.keras_task import MOMENTUM_NAME, Batch, KerasTask, Optimizer
-from gaudi_datasets.classification.pipeline import MEAN_RGB, prepare_image, prepare_pixels
+from gaudi_datasets.classification.pipeline import MEAN_RGB, prepare_image, prepare_pixels, resized_side
 from gaudi_distributed import Communicator
 from gaudi_models.classifiers import LOGITS, feature_extractor, freeze_backbone
 from gaudi_models.weights import WeightsMetadata
@@ -218,7 +219,8 @@ def run_export(
     *,
     step: int,
     with_features: bool,
-) -> dict[Path, Agreement]:
+    request: ExportRequest | None = None,
+) -> dict[Path, Export]:
     """Export a classifier in some formats, each into a folder of its name, and compare each with the network.
 
     See `gaudi_apps.inference.exporter`, whose errors it raises. ``export.json`` has the step and
@@ -231,15 +233,18 @@ def run_export(
         output_dir: made when it is not there.
         formats: see `ClassifierExport`.
         step: of the checkpoint that the model is from.
-        with_features: export the network up to its pooled features, too, into ``<format>-features``.
+        with_features: export the network up to its pooled features, too, into ``<format>-features``, in fp32.
+        request: precisions, and what tells whether exports are good enough; None: fp32, compared alone.
     """
-    require_possible(output_dir, formats, ("", "-features") if with_features else ("",))
+    request = request or ExportRequest()
+    kinds = list_kinds(formats, request.precisions)
+    require_possible(output_dir, kinds, ("", "-features") if with_features else ("",))
     classifier = to_float32(model)
     networks: dict[str, ExportedNetwork] = {"": ClassifierExport(classifier, PROBABILITIES, model_config)}
     if with_features:
         networks["-features"] = ClassifierExport(feature_extractor(classifier), FEATURES, model_config)
     fields = {name: value for name, value in model_config.items() if name in MODEL_CONFIG_NAMES}
-    return write_exports(networks, encoded_images, output_dir, formats, {"step": step, **fields})
+    return write_exports(networks, encoded_images, output_dir, kinds, {"step": step, **fields}, request)
 
 
 class ClassifierExport(ExportedNetwork):
@@ -258,7 +263,7 @@ class ClassifierExport(ExportedNetwork):
         size = model_config["image_size"]
         metadata = WeightsMetadata(model_config["padding"], model_config["classes"], size, model_config["model"])
         super().__init__(model, size, metadata)
-        self._output = output
+        self._output, self.is_scored = output, output == PROBABILITIES
         self._class_names = read_class_names(model_config)
 
     def prepare_encoded(self, encoded: Any) -> Any:
@@ -272,6 +277,12 @@ class ClassifierExport(ExportedNetwork):
     def resize(self, pixels: Any) -> Any:
         """Resize and crop pixels as evaluation does."""
         return self.prepare_pixels(pixels).numpy() + MEAN_RGB
+
+    def prepare_onnx(self, encoded: bytes) -> Any:
+        """Decode an image and cut the square out of it whose centre the model takes, float32 [side, side, 3]."""
+        pixels, side = decode_pixels(encoded), resized_side(self.image_size)
+        height, width = (round(length * side / min(pixels.shape[:2])) for length in pixels.shape[:2])
+        return tf.image.resize_with_crop_or_pad(tf.image.resize(pixels, [height, width]), side, side).numpy()
 
     def normalize(self, pixels: Any) -> Any:
         """Subtract the mean color."""

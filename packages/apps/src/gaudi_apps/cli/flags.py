@@ -35,7 +35,8 @@ class ProgramConfig:
     parity: ParityFlags
 
 
-ExportFormat = Literal["saved_model", "onnx", "tflite", "safetensors"]
+ExportFormat = Literal["saved_model", "onnx", "tflite", "openvino", "safetensors"]
+ExportPrecision = Literal["fp32", "fp16", "bf16", "int8"]
 # Flags that some programs have, each in a group of its own.
 EvalSamples = Annotated[
     int,
@@ -109,7 +110,15 @@ class TensorFlowRunFlags(RunFlags):
     deterministic: Annotated[Switch, fixed(per_side=True, short_run=True)] = False
     """Compute the same bits in every run on the same machine; slower."""
     export_format: Annotated[tuple[ExportFormat, ...], resume_safe()] = ("saved_model",)
-    """One or more formats to export to; onnx needs the extra gaudi-apps[export]."""
+    """One or more formats to export to; onnx needs the extra gaudi-apps[export], and openvino gaudi-apps[openvino],
+    too."""
+    export_precision: Annotated[tuple[ExportPrecision, ...], resume_safe()] = ("fp32",)
+    """One or more precisions to export in; a format is written in those that it has. onnx: fp32, int8; tflite: fp32,
+    fp16; openvino: all; the others: fp32."""
+    calibration_images: Annotated[int, resume_safe(minimum=1)] = 64
+    """Number of training images, drawn by --seed, that int8 is calibrated on."""
+    max_ap_drop: Annotated[float, resume_safe(minimum=0, maximum=1)] = 0.01
+    """Most that an export may lose of the network's AP (or top-1 accuracy) in validation; one that loses more fails."""
     ema_decay: Annotated[float, fixed(minimum=0, below=1)] = 0.0
     """Decay of a moving average of the weights, such as .9998, which replaces them in use; 0: no average."""
 
@@ -169,6 +178,9 @@ class DeviceFlags:
     """Number of threads to decode and augment images with; 0: one per processor."""
     recipe_cache: Annotated[str | None, per_rank()] = None
     """Folder for compiled graphs on Gaudi, kept between runs; the environment's TF_RECIPE_CACHE_PATH wins."""
+    enable_xla: Annotated[Switch, fixed(per_side=True)] = False
+    """Let XLA compile training steps as a whole: a minute at the start, then two to three times the speed on an NVIDIA
+    GPU; for one process."""
     check_static_shapes: Annotated[Switch, resume_safe()] = False
     """Stop, naming the tensor, if a training step has a shape that is not static or is traced again. Always on with
     Gaudi, which compiles every shape anew."""
@@ -320,6 +332,7 @@ def check_modes(config: Any, mode: str, *, checkpoint: str | None, steps: int, s
     if run.clean and mode not in ("train", "plan"):
         raise FlagError(f"--clean: is for --mode train and plan; mode is {mode}", flag="--clean")
     check_distribution(config.distribution, config.FORMER_WORKERS)
+    check_xla(config.device, config.distribution)
     check_parity(config.parity, mode, list_per_side(type(config)), find_aliases(type(config)))
     if device.no_hpu and device.device == "hpu":
         raise FlagError("--no_hpu: contradicts --device hpu", flag="--no_hpu", remedy="leave one of them out")
@@ -352,6 +365,16 @@ def check_distribution(flags: DistributionFlags, former_workers: int = 1) -> Non
             f"--num_gpus {flags.num_gpus}: contradicts --hvd_workers {flags.hvd_workers}",
             flag="--num_gpus",
             remedy="leave one out",
+        )
+
+
+def check_xla(device: DeviceFlags, distribution: HorovodFlags) -> None:
+    """Raise FlagError where XLA is to compile what several processes do together."""
+    if device.enable_xla and distribution.has_engine:
+        raise FlagError(
+            "--enable_xla: XLA compiles nothing that is sent between processes",
+            flag="--enable_xla",
+            remedy="leave it out, or train with one process",
         )
 
 

@@ -287,6 +287,8 @@ def _compute(mode: str, app: Application, reporter: FailureReporter, elastic: El
     if mode == "verify-resume":
         verify_resume(app)
         return
+    if mode == "predict" and app.predict_exported():
+        return
     with Session(app, reporter, elastic) as session:
         if mode == "train":
             with open_training(session) as trainer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,17 +19,18 @@ from gaudi_apps.detection.data import (
     read_architecture,
 )
 from gaudi_apps.detection.detections import read_categories
+from gaudi_apps.detection.exported_detector import OpenedDetector, choose_export, open_detector
 from gaudi_apps.detection.plan import fit_choices, make_plan
+from gaudi_apps.runtime.errors import warn
 from gaudi_apps.runtime.settings import Distribution, RunSettings, make_device_settings
 from gaudi_apps.runtime.tensorflow import TensorFlow
 from gaudi_apps.training.application import Application, ReduceStatistics, Restored
-from gaudi_apps.training.checkpoint import ModelConfig
+from gaudi_apps.training.checkpoint import ModelConfig, load_chosen
 from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.recipe import NO_RECIPE, Length, Recipe, describe_found
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
 from gaudi_datasets.errors import FlagError
 from gaudi_distributed import Communicator
-from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_apps.detection.evaluator import DetectionEvaluator
@@ -122,7 +124,7 @@ class SSDApplication(Application):
                 flag="--image_size",
                 remedy="give the same",
             )
-        return SSDTask(
+        task = SSDTask(
             len(read_categories(model_config)) + 1,
             keras_policy=self.framework.precision.keras_policy,
             weight_decay=self.config.schedule.weight_decay,
@@ -135,6 +137,9 @@ class SSDApplication(Application):
             frozen=self.config.network.freeze == "backbone",
             ema_decay=self.config.run.ema_decay if averages else 0.0,
         )
+        if self.settings.device.compiles_steps:
+            task.compile_by_xla()
+        return task
 
     def open_evaluator(
         self, folder: RunFolder, model_config: ModelConfig, communicator: Communicator
@@ -164,41 +169,58 @@ class SSDApplication(Application):
         return draw_training_input(data.batches(0), read_categories(data.model_config), folder, spec=spec)
 
     def predict(self, restore: Callable[[], Restored]) -> None:
-        """Detect on the user's images and videos."""
+        """Detect on the user's images and videos by the network."""
         from gaudi_apps.detection.detector import Detector, make_preprocessor
+
+        def open_restored() -> OpenedDetector:
+            restored = restore()
+            prepare = make_preprocessor(read_architecture(restored.model_config).image_size)
+            return OpenedDetector(Detector(restored.task.model).detect, read_categories(restored.model_config), prepare)
+
+        self._predict(open_restored)
+
+    def predict_exported(self) -> bool:
+        """Detect on the user's images and videos by an export of the checkpoint that is used, as --runtime says."""
+        if self.config.run.runtime == "tensorflow":
+            return False
+        folder = self.settings.model_dir
+        which = self.find_used_checkpoint()
+        checkpoint = load_chosen(folder, which, warn)
+        export = choose_export(folder, checkpoint.sha256, self.config.run.runtime, which)
+        if export is not None:
+            self._predict(partial(open_detector, export))
+        return export is not None
+
+    def _predict(self, open_network: Callable[[], OpenedDetector]) -> None:
         from gaudi_apps.detection.outputs import predict_by_flags
 
-        batch_size, folder = self.config.data.batch_size, self.settings.model_dir
-        predict_by_flags(
-            self.config.use,
-            restore,
-            lambda model: Detector(model).detect,
-            folder,
-            batch_size=batch_size,
-            prepare=lambda model_config: make_preprocessor(read_architecture(model_config).image_size),
-        )
+        predict_by_flags(self.config.use, open_network, self.settings.model_dir, batch_size=self.config.data.batch_size)
 
     def export(self, restore: Callable[[], Restored]) -> None:
-        """Export the detector, checked on images of the user's or of the validation images."""
+        """Export the detector, checked on images of the user's or of validation, and scored on all of validation."""
         from gaudi_apps.detection.detector import run_export
-        from gaudi_apps.inference.exporter import choose_images, describe_export
+        from gaudi_apps.inference.exporter import choose_images, make_request, report_exports
+        from gaudi_apps.inference.report_page import renew_report
 
-        use = self.config.use
+        use, run = self.config.use, self.config.run
         has_images = self.config.recipe.data or self.config.data.data_dir or self.config.data.val_annotations
         encoded_images = choose_images(use.inference, open_source(self.config, "val") if has_images else None)
         restored = restore()
-        agreements = run_export(
+        exports = run_export(
             restored.task.model,
             read_categories(restored.model_config),
             encoded_images,
             Path(use.output_dir or self.settings.model_dir / "export"),
-            self.config.run.export_format,
+            run.export_format,
             step=restored.step,
             architecture=read_architecture(restored.model_config),
             pool_padding=restored.model_config.get("pool_padding", "same"),
+            request=make_request(
+                self, restored, lambda: open_source(self.config, "train"), has_images=bool(has_images)
+            ),
         )
-        for path, agreement in agreements.items():
-            say(describe_export(path, len(encoded_images), agreement))
+        report_exports(exports, len(encoded_images))
+        renew_report(self.settings.model_dir)
 
 
 def make_settings(config: SSDConfig, distribution: Distribution) -> RunSettings:

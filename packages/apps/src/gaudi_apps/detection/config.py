@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 COCO_TRAIN_IMAGES, COCO_CLASSES = 117266, 80
 
 SaveFlag: TypeAlias = Literal["images", "json", "txt", "csv", "crops"]
+RuntimeFlag: TypeAlias = Literal["tensorflow", "auto", "openvino", "onnxruntime"]
 TileFlag: TypeAlias = Literal["off", "auto"] | int
 SMALLEST_TILE = 64
 # Of the two programs that train detectors.
@@ -82,6 +83,9 @@ class RunFlags(flags.TensorFlowRunFlags):
     checkpoint: str | None = None
     """Checkpoint to use for eval, predict, export and parity: newest, best, a step, or, for eval, all, in the order of
     steps; by default all for eval, best for predict and export of a run by --data, otherwise newest."""
+    runtime: Annotated[RuntimeFlag, resume_safe(per_command=True)] = "tensorflow"
+    """Runtime of --mode predict: the network in TensorFlow, or the fastest export in export/ of --model_dir that
+    was evaluated for the same checkpoint, without TensorFlow; auto: the fastest of all that is installed."""
     epochs: Annotated[float, arg(aliases=["-e"])] = 50.0
     steps: Annotated[int, arg(aliases=["-s"])] = 0
 
@@ -243,6 +247,11 @@ def validate(config: SSDConfig) -> None:
     _check_options(run, config)
     check_modes(config, run.mode, checkpoint=find_checkpoint(run), steps=run.steps, steps_flag="--steps")
     check_use(config.use, run.mode)
+    if run.runtime != "tensorflow" and run.mode != "predict":
+        raise FlagError(f"--runtime {run.runtime}: is for --mode predict; mode is {run.mode}", flag="--runtime")
+    if run.runtime in ("openvino", "onnxruntime") and config.device.device not in ("auto", "cpu"):
+        given = f"--device {config.device.device}"
+        raise FlagError(f"{given}: --runtime {run.runtime} computes on the CPU", flag="--device", remedy="leave it out")
     report = config.report
     if not report.eval_epochs and (report.target or report.patience):
         no_images = config.recipe.data is not None and report.no_evaluate

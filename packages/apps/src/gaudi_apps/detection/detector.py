@@ -18,8 +18,10 @@ import tensorflow as tf
 
 from gaudi_apps.detection.detections import ObjectDetections as ObjectDetections
 from gaudi_apps.detection.detections import Refinement
-from gaudi_apps.inference.converters import TOLERANCE, Agreement, Arrays, ExportedNetwork, to_float32
-from gaudi_apps.inference.exporter import require_possible, write_exports
+from gaudi_apps.detection.exported_detector import CheckedExport, find_export, open_detector
+from gaudi_apps.inference.converters import TOLERANCE, Agreement, ExportedNetwork, to_float32
+from gaudi_apps.inference.exported_models import Arrays
+from gaudi_apps.inference.exporter import Export, ExportRequest, list_kinds, require_possible, write_exports
 from gaudi_apps.inference.media import Images, InputImage, Preprocessor, predict_images
 from gaudi_apps.inference.predictor import assign_all, read_trained
 from gaudi_apps.training.keras_task import Batch, KerasTask
@@ -37,6 +39,7 @@ from gaudi_ops.tf.losses import Implementation
 
 if TYPE_CHECKING:
     from gaudi_apps.cli.flags import ExportFormat
+    from gaudi_apps.detection.config import RuntimeFlag
     from gaudi_apps.training.application import ReduceStatistics
 
 MOMENTUM = 0.9
@@ -130,16 +133,24 @@ class Detector:
         self.class_names, self.image_size = tuple(class_names), image_size
         ids = category_ids or range(1, len(self.class_names) + 1)
         self.categories = tuple(Category(each, name) for each, name in zip(ids, class_names, strict=True))
+        self._prepare = make_preprocessor(image_size)
         self._compute = tf.function(lambda images: find_boxes(model, images), autograph=False, reduce_retracing=True)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Detector:
+    def load(cls, path: str | os.PathLike[str], *, runtime: RuntimeFlag = "tensorflow") -> Detector:
         """Load a detector in float32 from a run, a checkpoint, or an export as safetensors.
+
+        Args:
+            path: of these.
+            runtime: ``"openvino"``, ``"onnxruntime"`` or ``"auto"`` take the fastest export of a run that was
+                evaluated for its checkpoint, in the precision that it has.
 
         Raises:
             GaudiError: see `gaudi_apps.inference.predictor.read_trained`, or it is not a detector.
             WeightsError: the file is damaged, or of another model.
         """
+        if export := find_export(Path(path), runtime):
+            return _ExportedDetector(export)
         weights, metadata = read_trained(path)
         try:
             architecture = SSDArchitecture.from_name(metadata.model, metadata.image_size)
@@ -193,7 +204,7 @@ class Detector:
             FlagError: a class is none of the detector's.
             MissingExtraError: supervision is not installed, and `track` is set.
         """
-        prepare = make_preprocessor(self.image_size)
+        prepare = self._prepare
         refinement = Refinement(
             self.categories,
             self.detect,
@@ -241,6 +252,19 @@ class Detector:
         """
         boxes, labels, scores = self._compute(images)
         return boxes.numpy(), labels.numpy(), scores.numpy()
+
+
+class _ExportedDetector(Detector):
+    """A detector that is an export."""
+
+    def __init__(self, export: CheckedExport) -> None:
+        self._detect, self.categories, self._prepare = open_detector(export)
+        self.class_names = tuple(one.name for one in self.categories)
+        self.image_size = int(export.manifest["image_size"])
+
+    def detect(self, images: Any) -> Any:
+        """Detect by the export; images are resized, RGB in 0..255."""
+        return self._detect(images)
 
 
 def find_boxes(model: Any, images: Any) -> tuple[Any, Any, Any]:
@@ -304,7 +328,8 @@ def run_export(
     step: int,
     architecture: SSDArchitecture,
     pool_padding: PoolPadding,
-) -> dict[Path, Agreement]:
+    request: ExportRequest | None = None,
+) -> dict[Path, Export]:
     """Export a detector in some formats, each into a folder of its name, and compare each with the network.
 
     See `gaudi_apps.inference.exporter`, whose errors it raises. ``export.json`` has the step, the network, the size of
@@ -319,8 +344,11 @@ def run_export(
         step: of the checkpoint that the model is from.
         architecture: of the model.
         pool_padding: of the model, see `gaudi_models.ssd.build_ssd`.
+        request: precisions, and what tells whether exports are good enough; None: fp32, compared alone.
     """
-    require_possible(output_dir, formats)
+    request = request or ExportRequest()
+    kinds = list_kinds(formats, request.precisions)
+    require_possible(output_dir, kinds)
     network = DetectorExport(to_float32(model), categories, pool_padding, architecture)
     metadata = {
         "step": step,
@@ -329,7 +357,7 @@ def run_export(
         "pool_padding": pool_padding,
         "classes": network.list_classes(),
     }
-    return write_exports({"": network}, encoded_images, output_dir, formats, metadata)
+    return write_exports({"": network}, encoded_images, output_dir, kinds, metadata, request)
 
 
 class DetectorExport(ExportedNetwork):
@@ -344,6 +372,7 @@ class DetectorExport(ExportedNetwork):
     TensorFlow Lite has no suppression. Its model takes images resized bilinearly, and returns ``boxes_yxyx`` float32
     [batch, 8732, 4] in 0..1 and ``scores`` float32 [batch, 8732, classes] whose column 0 is background;
     `gaudi_ops.non_max_suppression` makes detections of the rows of an image. Of images of 512 pixels, rows are 24564.
+    OpenVINO takes images resized like these, and returns what ONNX does.
 
     Args:
         model: from `gaudi_models.ssd.build_ssd`, in float32.

@@ -14,6 +14,7 @@ from rich.table import Table
 from gaudi_apps.detection.detections import DRAWN_PER_IMAGE, Detect, to_records
 from gaudi_apps.detection.error_analysis import analyse, match_image
 from gaudi_apps.inference.evaluator import Batch, Columns, Evaluator
+from gaudi_apps.inference.exported_models import Arrays
 from gaudi_apps.inference.visualizer import (
     Image,
     compare_images,
@@ -35,6 +36,7 @@ from gaudi_datasets.output_files import write_json
 from gaudi_datasets.program import count_things, make_console
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import Communicator
+from gaudi_ops import non_max_suppression
 from gaudi_ops.program import say
 
 Detection = dict[str, Any]
@@ -44,19 +46,22 @@ EVALUATION, DETECTIONS, IMAGES = "evaluation.json", "detections.json", "pictures
 NUM_IMAGES = 8  # drawn after an evaluation
 NUM_WORST = 24  # in the report
 DRAWN_SCORE = 0.3
+DETECTIONS_PER_IMAGE = 200  # as gaudi_apps.detection.detector has it, without TensorFlow
 
 
 class DetectionEvaluator(Evaluator[Scored]):
     """Evaluate detectors of given classes by COCO's rules.
 
     Args:
-        source, options, folder, communicator, num_images: see `Evaluator`.
+        source: see `Evaluator`, as for what is not listed here.
         categories: of the detectors.
         max_boxes: that are drawn in an image.
 
     Raises:
         DataError: the source has other classes.
     """
+
+    metric = "AP"
 
     def __init__(
         self,
@@ -92,6 +97,19 @@ class DetectionEvaluator(Evaluator[Scored]):
         boxes, labels, scores = network(batch["images"])
         columns = {name: np.asarray(batch[name]) for name in ("image_ids", "sizes")}
         return {**columns, "boxes": boxes, "labels": labels, "scores": scores}
+
+    def read_outputs(self, outputs: Arrays, example: DetectionExample) -> Columns:
+        """Return the detections in an image; those of a model without suppression are suppressed here."""
+        if "labels" in outputs:
+            columns = {name: outputs[name] for name in ("labels", "scores")} | {"boxes": outputs["boxes_yxyx"]}
+        else:
+            rows = non_max_suppression(outputs["boxes_yxyx"][0], outputs["scores"][0])
+            columns = {}
+            for name, values in zip(("boxes", "labels", "scores"), rows, strict=True):
+                columns[name] = np.zeros((1, DETECTIONS_PER_IMAGE, *values.shape[1:]), values.dtype)
+                columns[name][0, : len(values)] = values
+        image_ids, sizes = np.array([example.image_id]), np.array([[example.height, example.width]], np.int32)
+        return {"image_ids": image_ids, "sizes": sizes, **columns}
 
     def compute(self, columns: Columns) -> Scored:
         """Score the detections in all images."""

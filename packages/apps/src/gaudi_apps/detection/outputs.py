@@ -16,7 +16,6 @@ from gaudi_apps.detection.detections import (
     Detect,
     Refinement,
     crop_boxes,
-    read_categories,
     to_records,
 )
 from gaudi_apps.inference.media import InputImage, Preprocessor, find_files
@@ -31,8 +30,7 @@ from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_apps.detection.config import ImageFlags, SaveFlag
-    from gaudi_apps.training.application import Restored
-    from gaudi_apps.training.checkpoint import ModelConfig
+    from gaudi_apps.detection.exported_detector import OpenedDetector
 
 
 LABELS, CLASSES, CSV, CROPS = "labels", "classes.txt", "detections.csv", "crops"
@@ -147,25 +145,15 @@ SAVED: Sequence[SaveFlag] = ("images", "json")
 
 
 def predict_by_flags(
-    flags: ImageFlags,
-    restore: Callable[[], Restored],
-    open_detector: Callable[[Any], Detect],
-    model_dir: Path,
-    *,
-    batch_size: int,
-    prepare: Callable[[ModelConfig], Preprocessor],
+    flags: ImageFlags, open_detector: Callable[[], OpenedDetector], model_dir: Path, *, batch_size: int
 ) -> None:
     """Detect on each image and frame that flags name, and print the results, see `DetectionResults`.
 
-    The network is restored once the images are found, `open_detector` makes its detector, and `prepare` takes its
-    configuration.
+    The detector is opened once the images are found.
     """
     files = find_files(flags.inference)
-    restored = restore()
+    detect, categories, preprocessor = open_detector()
     output_dir = Path(flags.output_dir or model_dir / "predictions")
-    categories = read_categories(restored.model_config)
-    preprocessor = prepare(restored.model_config)
-    detect = open_detector(restored.task.model)
     refinement = make_refinement(flags, categories, detect, preprocessor, batch_size)
     results = predict_files(
         detect,

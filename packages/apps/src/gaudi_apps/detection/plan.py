@@ -89,7 +89,7 @@ def make_plan(config: SSDConfig, num_images: int, workers: int = 1, version: int
 
 
 PEAK_RATE, BATCH_OF_PEAK_RATE = 0.016, 8
-LONG_STEPS, SHORT_ZOOM_IN = 1000, 0.6
+LONG_STEPS, SHORT_ZOOM_IN = 1000, 0.8
 EPOCHS, FEWEST_STEPS = 50, 800
 WARMUP_SHARE, MOST_WARMUP_STEPS = 0.18, 150
 # Images a second that a processor trains on, with bf16 and without, and an accelerator, to plan with.

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,8 @@ from gaudi_models.weights import WeightsMetadata
 from gaudi_ops.files import write_file
 from gaudi_ops.tf.keras_api import keras
 
-Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
+if TYPE_CHECKING:
+    from gaudi_apps.inference.exported_models import Arrays, ExportedModel
 
 ONNX_OPSET = 17
 CLASSES_FILE = "classes.json"
@@ -96,7 +97,12 @@ class ExportedNetwork(ABC):
         model: Keras model of normalized images [batch, side, side, 3]; exported in float32 whatever its precision.
         image_size: side of the images in pixels.
         metadata: to write beside the weights.
+
+    Attributes:
+        is_scored: its outputs are what an evaluation has a metric for.
     """
+
+    is_scored: bool = True
 
     def __init__(self, model: Any, image_size: int, metadata: WeightsMetadata) -> None:
         self.model = model
@@ -114,6 +120,14 @@ class ExportedNetwork(ABC):
     @abstractmethod
     def resize(self, pixels: Any) -> Any:
         """Resize pixels uint8 [height, width, 3] to the input of a TensorFlow Lite model, float32 [side, side, 3]."""
+
+    def prepare_resized(self, encoded: bytes) -> Any:
+        """Decode and resize an image to the input of TensorFlow Lite and OpenVINO, float32 [side, side, 3]."""
+        return self.resize(decode_pixels(encoded))
+
+    def prepare_onnx(self, encoded: bytes) -> Any:
+        """Decode an image and resize it to what an ONNX model, which resizes as well, leaves as it is."""
+        return self.prepare_resized(encoded)
 
     @abstractmethod
     def normalize(self, pixels: Any) -> Any:
@@ -193,38 +207,60 @@ def write_onnx(network: ExportedNetwork, path: Path) -> None:
     Raises:
         MissingExtraError: the converter is not installed.
     """
+    write_file(path, make_onnx(network).SerializeToString())
+
+
+def make_onnx(network: ExportedNetwork, *, resized: bool = False) -> Any:
+    """Convert a network to ONNX.
+
+    Args:
+        network: to convert.
+        resized: take ``images`` float32 [batch, side, side, 3], RGB in 0..255, which are resized already.
+
+    Raises:
+        MissingExtraError: the converter is not installed.
+    """
     require_onnx()
     import onnx
     import tf2onnx
 
     def compute(images: Any) -> dict[str, Any]:
+        if resized:
+            return network.compute_onnx(network.normalize(images))
         return network.compute_onnx(network.prepare_pixels(tf.cast(images, tf.float32)))
 
+    side = network.image_size
+    signature = tf.TensorSpec([None, side, side, 3], tf.float32, name="images") if resized else PIXELS
     logging.getLogger("tf2onnx").setLevel(logging.ERROR)
-    traced = tf.function(compute, input_signature=[PIXELS], autograph=False)
+    traced = tf.function(compute, input_signature=[signature], autograph=False)
     with hold_stderr():
-        converted, _ = tf2onnx.convert.from_function(traced, input_signature=[PIXELS], opset=ONNX_OPSET)
+        converted, _ = tf2onnx.convert.from_function(traced, input_signature=[signature], opset=ONNX_OPSET)
     onnx.helper.set_model_props(converted, {"classes": json.dumps(network.list_classes())})
     onnx.checker.check_model(converted)
-    write_file(path, converted.SerializeToString())
+    return converted
 
 
-def require_onnx() -> None:
-    """Raise MissingExtraError unless the converter to ONNX and the runtime of ONNX are installed."""
+def require_onnx(wanted: str = "onnx") -> None:
+    """Raise MissingExtraError unless the converter to ONNX and the runtime of ONNX are installed, for a format."""
     for name in ("onnx", "onnxruntime", "tf2onnx"):
         try:
             importlib.import_module(name)
         except ImportError as error:
             raise MissingExtraError(
-                f"--export_format onnx: {name} cannot be imported ({error}); pip install 'gaudi-apps[export]'"
+                f"--export_format {wanted}: {name} cannot be imported ({error}); pip install 'gaudi-apps[export]'"
             ) from error
 
 
-def write_tflite(network: ExportedNetwork, path: Path) -> None:
+def write_tflite(network: ExportedNetwork, path: Path, *, halves: bool = False) -> None:
     """Write a TensorFlow Lite model of built-in operations.
 
     Input ``images`` float32 [batch, side, side, 3], RGB in 0..255; the batch size is 1 unless the interpreter resizes
     it.
+
+    Args:
+        network: to export.
+        path: of the file.
+        halves: store the weights in 16 bits; without a delegate for them they are computed with in float32.
     """
 
     def compute(images: Any) -> dict[str, Any]:
@@ -235,6 +271,8 @@ def write_tflite(network: ExportedNetwork, path: Path) -> None:
     traced = tf.function(compute, input_signature=[signature], autograph=False)
     owner = _own_variables(network.model)
     converter = tf.lite.TFLiteConverter.from_concrete_functions([traced.get_concrete_function()], owner)
+    if halves:
+        converter.optimizations, converter.target_spec.supported_types = [tf.lite.Optimize.DEFAULT], [tf.float16]
     with hold_stderr():
         content = converter.convert()
     write_file(path, content)
@@ -310,6 +348,11 @@ def run_onnx(path: Path, encoded_images: Sequence[bytes]) -> Arrays:
     names = [output.name for output in session.get_outputs()]
     outputs = [session.run(names, {"images": decode_pixels(encoded)[np.newaxis]}) for encoded in encoded_images]
     return {name: np.concatenate(values) for name, *values in zip(names, *outputs, strict=True)}
+
+
+def run_exported(model: ExportedModel, encoded_images: Sequence[bytes]) -> Arrays:
+    """Run an exported model on encoded images, in one batch."""
+    return model.compute([model.prepare(encoded) for encoded in encoded_images])
 
 
 def run_tflite(path: Path, images: npt.NDArray[np.float32]) -> Arrays:

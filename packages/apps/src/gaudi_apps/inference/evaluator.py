@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import io
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from gaudi_apps.runtime.errors import broadcast_from_rank0
-from gaudi_apps.training.run_dir import RunFolder
+from gaudi_apps.training.run_dir import RunFolder, describe_data
 from gaudi_apps.training.trainer import Score
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.program import ProgressLine
@@ -20,11 +22,64 @@ from gaudi_datasets.sampling import PADDING_ID, InputOptions, shard_indices
 from gaudi_distributed import Communicator
 from gaudi_distributed.comm.opening import verify_consistent
 
+if TYPE_CHECKING:
+    from gaudi_apps.inference.exported_models import ExportedModel
+
 Batch: TypeAlias = Mapping[str, Any]
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]  # by name, each with a row for each image
 Result = TypeVar("Result")
 
+TIMED_BATCH, TIMED_REPEATS = 16, 3  # of an export, besides images one by one
 MEASURED_BATCHES = 5  # with the first one, which is compiled
+
+
+@dataclass(frozen=True)
+class ExportScore:
+    """The metric of an exported model, and its speed without decoding and resizing.
+
+    Attributes:
+        metric: name of the metric that training is to raise.
+        value: of this metric, in 0..1.
+        figures: all metrics by name.
+        split: name of the images.
+        images: that were evaluated, one by one.
+        images_total: of the data set.
+        seconds: for each image by itself.
+        batch: images of a batch.
+        batch_seconds: median for such a batch.
+    """
+
+    metric: str
+    value: float
+    figures: Mapping[str, float]
+    split: str
+    images: int
+    images_total: int
+    seconds: Sequence[float]
+    batch: int
+    batch_seconds: float
+
+    def to_document(self, reference: ExportScore) -> dict[str, Any]:
+        """Return what export.json says of it beside the network: JSON values by name."""
+        p50, p99 = np.percentile(np.array(self.seconds) * 1000, [50, 99]).tolist()
+        rates = {"1": len(self.seconds) / sum(self.seconds), "16": self.batch / self.batch_seconds}
+        return {
+            "evaluation": {
+                "split": self.split,
+                "images": self.images,
+                "images_total": self.images_total,
+                "metric": self.metric,
+                "of_network": reference.value,
+                "lost": reference.value - self.value,
+                **self.figures,
+            },
+            "speed": {
+                "images_per_second": rates,
+                "of_network": len(reference.seconds) / sum(reference.seconds),
+                "latency_ms": {"p50": p50, "p99": p99},
+                "processors": len(os.sched_getaffinity(0)),
+            },
+        }
 
 
 class Evaluator(ABC, Generic[Result]):
@@ -39,11 +94,14 @@ class Evaluator(ABC, Generic[Result]):
 
     Attributes:
         split: name of the images, in what is written.
+        metric: name of the metric that training is to raise, among those of a `Score`.
         show: shows how many of this rank's images are evaluated, and their number; None: nobody does.
 
     Raises:
         ConfigurationError: the data of the ranks differs.
     """
+
+    metric: ClassVar[str]
 
     def __init__(
         self,
@@ -72,6 +130,11 @@ class Evaluator(ABC, Generic[Result]):
     def num_images(self) -> int:
         """Return the number of images that are evaluated."""
         return self._total
+
+    def describe_data(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
+        """Describe the images, to name what differs when a run goes on; see `gaudi_apps.training.run_dir`."""
+        files: Mapping[str, str] = getattr(self._source, "list_files", dict)()
+        return describe_data(model_config, self._source.fingerprint, files)
 
     def use_source(self, source: Any, split: str) -> None:
         """Evaluate another source of the same classes from now on, and name its split in what is written.
@@ -144,6 +207,28 @@ class Evaluator(ABC, Generic[Result]):
                 self.show(done, len(positions))
         return {"positions": positions, **_concatenate(found)}
 
+    def score_exported(self, model: ExportedModel) -> ExportScore:
+        """Evaluate an exported model in this process alone, image by image as they are stored, and time it."""
+        found, seconds, first = [], [], []
+        for position in range(self._total):
+            example = self._source.read(position)
+            given = model.prepare(example.encoded)
+            if position < TIMED_BATCH:
+                first.append(given)
+            if not position:
+                model.compute([given])  # which compiles
+            began = time.perf_counter()
+            outputs = model.compute([given])
+            seconds.append(time.perf_counter() - began)
+            found.append(self.read_outputs(outputs, example))
+            if self.show is not None:
+                self.show(position + 1, self._total)
+        batch = [first[place % len(first)] for place in range(TIMED_BATCH)]
+        score = self.summarize(self.compute(_concatenate(found)))
+        total, repeats = len(self._source), _time(lambda: model.compute(batch))
+        figures = self.metric, score.value, score.figures, self.split, self._total, total
+        return ExportScore(*figures, seconds, TIMED_BATCH, float(np.median(repeats)))
+
     def join(self, parts: Sequence[Columns]) -> Result:
         """Compute the result of the parts of all ranks, each from `evaluate`.
 
@@ -168,6 +253,10 @@ class Evaluator(ABC, Generic[Result]):
         """Use what `open_network` returned on a batch."""
 
     @abstractmethod
+    def read_outputs(self, outputs: Mapping[str, npt.NDArray[Any]], example: Any) -> Columns:
+        """Make of the outputs of an exported model for an image of the source what `predict` returns."""
+
+    @abstractmethod
     def compute(self, columns: Columns) -> Result:
         """Compute the result of the predictions for all images, in the order of the data set."""
 
@@ -178,6 +267,16 @@ class Evaluator(ABC, Generic[Result]):
     @abstractmethod
     def write(self, result: Result, step: int) -> None:
         """Print a result, and write it into the folder of the run."""
+
+
+def _time(function: Callable[[], object]) -> list[float]:
+    """Return the seconds of some calls, after one that compiles."""
+    function()
+    times = [time.perf_counter()]
+    for _ in range(TIMED_REPEATS):
+        function()
+        times.append(time.perf_counter())
+    return np.diff(times).tolist()
 
 
 def _concatenate(parts: Sequence[Columns]) -> Columns:

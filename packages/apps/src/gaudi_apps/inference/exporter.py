@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -16,11 +19,13 @@ import tensorflow as tf
 from gaudi_apps.inference.converters import (
     TOLERANCE,
     Agreement,
-    Arrays,
     ExportedNetwork,
     decode_pixels,
     find_worst,
+    hold_stderr,
+    make_onnx,
     require_onnx,
+    run_exported,
     run_onnx,
     run_saved_model,
     run_tflite,
@@ -29,22 +34,141 @@ from gaudi_apps.inference.converters import (
     write_saved_model,
     write_tflite,
 )
+from gaudi_apps.inference.export_table import FORMAT, MANIFEST, print_exports, read_manifest
+from gaudi_apps.inference.exported_models import (
+    EXPORT_PRECISIONS,
+    MODEL_FILES,
+    Arrays,
+    ExportedModel,
+    import_runtime,
+    open_exported,
+)
 from gaudi_apps.inference.media import find_files, is_video, read_encoded
+from gaudi_apps.inference.quantization import AccuracyBound, Calibration, quantize_onnx, write_openvino
 from gaudi_apps.runtime.errors import ExportError
+from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.errors import FlagError, MissingInputError, UnsafeError
 from gaudi_datasets.output_files import write_json
 from gaudi_datasets.program import count_things
+from gaudi_distributed import SingleProcess
 from gaudi_models.weights import assign_weights, read_weights, write_weights
 from gaudi_ops.files import read_file, read_text, staging_folder
 from gaudi_ops.program import say
 
 if TYPE_CHECKING:
-    from gaudi_apps.cli.flags import ExportFormat
+    from gaudi_apps.cli.flags import ExportFormat, ExportPrecision
+    from gaudi_apps.inference.evaluator import Evaluator, ExportScore
+    from gaudi_apps.training.application import Application, Restored
 
-FORMAT = "gaudi-apps export"
 VERSION = 1
-MANIFEST = "export.json"
 CHECKED_IMAGES = 8
+
+
+class ExportKind(NamedTuple):
+    """Format and precision of an export; its text is the name of the folder."""
+
+    format: ExportFormat
+    precision: ExportPrecision
+
+    def __str__(self) -> str:
+        return self.format if self.precision == "fp32" else f"{self.format}-{self.precision}"
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """Precisions of exports, and the images that tell what they cost.
+
+    Attributes:
+        precisions: each format is written in those of them that it has.
+        evaluator: scores the network and each export on all images of validation; None: they are compared alone.
+        calibration: training images for int8.
+        max_drop: of the metric of the network, that an export may lose.
+        checkpoint: SHA-256 of the weights in the checkpoint that is exported.
+    """
+
+    precisions: Sequence[ExportPrecision] = ("fp32",)
+    evaluator: Evaluator[Any] | None = None
+    calibration: Calibration | None = None
+    max_drop: float = 0.01
+    checkpoint: str = ""
+
+
+class Export(NamedTuple):
+    """Differences of an export from the network on some images, and the scores of both on all of validation, if any."""
+
+    agreement: Agreement
+    score: ExportScore | None = None
+    reference: ExportScore | None = None
+
+
+class NetworkModel(ExportedModel):
+    """The network that is exported, as one of its exports."""
+
+    def __init__(self, network: ExportedNetwork) -> None:
+        super().__init__(network.prepare_encoded)
+        self._run = tf.function(network.compute, autograph=False, reduce_retracing=True)
+
+    def compute(self, inputs: Sequence[Any]) -> Arrays:
+        """Compute a batch at once."""
+        with whole_float32():
+            return {name: values.numpy() for name, values in self._run(np.stack(inputs)).items()}
+
+
+def list_kinds(formats: Sequence[ExportFormat], precisions: Sequence[ExportPrecision]) -> list[ExportKind]:
+    """List the exports of some formats, each in those of the precisions that it has.
+
+    Raises:
+        FlagError: a format has none of them.
+    """
+    for name in formats:
+        if not set(precisions) & set(EXPORT_PRECISIONS[name]):
+            raise FlagError(
+                f"--export_precision {' '.join(precisions)}: {name} has none of these",
+                flag="--export_precision",
+                remedy=f"add {' or '.join(EXPORT_PRECISIONS[name])}, or leave out --export_format {name}",
+            )
+    return [ExportKind(name, one) for name in formats for one in precisions if one in EXPORT_PRECISIONS[name]]
+
+
+def choose_calibration(source: Any, count: int, seed: int) -> Calibration:
+    """Choose training images to measure the ranges of 8 bits on.
+
+    Raises:
+        DataError: an image or a record is damaged.
+    """
+    order = np.random.default_rng(seed).permutation(len(source))[:count]
+    return Calibration([source.read(index).encoded for index in order.tolist()], seed)
+
+
+def make_request(
+    app: Application, restored: Restored, open_train: Callable[[], Any], *, has_images: bool
+) -> ExportRequest:
+    """Return what --export_precision and other flags ask of exports.
+
+    Args:
+        app: with a `TensorFlowRunFlags`.
+        restored: the network.
+        open_train: opens the training images, which int8 is calibrated on.
+        has_images: flags name a data set with a truth.
+
+    Raises:
+        FlagError: exports in less than fp32 cannot be scored without one.
+    """
+    run: Any = app.resolved_config.run
+    reduced = [one for one in run.export_precision if one != "fp32"]
+    if not has_images:
+        if reduced:
+            raise FlagError(
+                f"--export_precision {reduced[0]}: needs images with a truth, to tell what it costs",
+                flag="--export_precision",
+                remedy="give --data or --data_dir",
+            )
+        return ExportRequest(checkpoint=restored.sha256)
+    evaluator = app.open_evaluator(RunFolder(app.settings.model_dir), restored.model_config, SingleProcess())
+    calibration = None
+    if "int8" in reduced:
+        calibration = choose_calibration(open_train(), run.calibration_images, app.settings.device.seed)
+    return ExportRequest(run.export_precision, evaluator, calibration, run.max_ap_drop, restored.sha256)
 
 
 def choose_images(inference: Sequence[str], source: Any | None) -> list[bytes]:
@@ -71,93 +195,166 @@ def choose_images(inference: Sequence[str], source: Any | None) -> list[bytes]:
     return [source.read(index).encoded for index in _spread(len(source))]
 
 
+def report_exports(exports: Mapping[Path, Export], images: int) -> None:
+    """Print what was compared on a number of images, and the table of what was measured."""
+    for path, export in exports.items():
+        say(describe_export(path, images, export.agreement))
+    print_exports([read_manifest(path) for path in exports])
+
+
 def describe_export(path: Path, images: int, agreement: Agreement) -> str:
     """Describe the comparison of an export on a number of images in one line."""
     checked = count_things(images, "image")
     if not agreement.compared:
         return f"{path}: nothing was detected on {checked} to compare; check it on other images"
-    return f"{path}: {agreement.compared} outputs on {checked} agree with the network ({agreement})"
+    relation = "agree with" if agreement.is_close else "compared with those of"
+    return f"{path}: {agreement.compared} outputs on {checked} {relation} the network ({agreement})"
 
 
-def require_possible(output_dir: Path, formats: Sequence[str], suffixes: Sequence[str] = ("",)) -> None:
+def require_possible(output_dir: Path, kinds: Sequence[ExportKind], suffixes: Sequence[str] = ("",)) -> None:
     """Check, before networks are run, that their exports can be written; suffixes are those of `write_exports`.
 
     Raises:
         MissingExtraError: a converter is not installed.
         UnsafeError: a folder to replace holds files that are not of an export.
     """
-    if "onnx" in formats:
-        require_onnx()
+    for kind in kinds:
+        if kind.format in ("onnx", "openvino"):
+            require_onnx(kind.format)
+    if any(kind.format == "openvino" for kind in kinds):
+        import_runtime("openvino")
+    if ("openvino", "int8") in kinds:
+        import_runtime("nncf")
     for suffix in suffixes:
-        for name in formats:
-            refuse_foreign(output_dir / f"{name}{suffix}")
+        for kind in kinds:
+            refuse_foreign(output_dir / f"{kind}{suffix}")
 
 
 def write_exports(
     networks: Mapping[str, ExportedNetwork],
     encoded_images: Sequence[bytes],
     output_dir: Path,
-    formats: Sequence[ExportFormat],
+    kinds: Sequence[ExportKind],
     metadata: Mapping[str, Any],
-) -> dict[Path, Agreement]:
-    """Write each network in each format, all or nothing: an earlier export is replaced only if all agree.
+    request: ExportRequest,
+) -> dict[Path, Export]:
+    """Write each network in each kind, all or nothing: an earlier export is replaced only if all are good enough.
 
-    Each folder has an ``export.json`` with the metadata, the result of the comparison, and the SHA-256 of the files.
+    Each folder has an ``export.json`` with the metadata, the results of comparison and evaluation, and the SHA-256 of
+    the files. What has no metric, such as features, is exported in fp32 alone.
 
     Args:
-        networks: in float32, by the suffix of their folders: ``<format><suffix>``.
+        networks: in float32, by the suffix of their folders: ``<kind><suffix>``.
         encoded_images: JPEG or PNG, to compare on.
         output_dir: made when it is not there; what is to be replaced there has passed `require_possible`.
-        formats: to write.
+        kinds: to write.
         metadata: JSON values by name.
+        request: what they have to be.
 
     Returns:
-        the comparison of each export, by its folder.
+        what is known of each export, by its folder.
 
     Raises:
-        ExportError: an export cannot be run, or differs from the network by more than 1e-3.
+        ExportError: an export cannot be run; in fp32, it differs from the network by more than 1e-3; or it loses more
+            of the metric than it may.
         OSError: an export cannot be written.
     """
-    agreements: dict[Path, Agreement] = {}
+    wanted = [
+        (suffix, kind)
+        for suffix, network in networks.items()
+        for kind in kinds
+        if kind.precision == "fp32" or network.is_scored
+    ]
+    references: dict[str, ExportScore] = {}
+    if request.evaluator is not None:
+        for suffix, network in networks.items():
+            if network.is_scored:
+                say(f"evaluating the network on {request.evaluator.num_images} images", error=True)
+                references[suffix] = request.evaluator.score_exported(NetworkModel(network))
+    exports: dict[Path, Export] = {}
     with staging_folder(output_dir) as staging:
         scratch = staging / "scratch"
         scratch.mkdir()
-        for suffix, network in networks.items():
-            for name in formats:
-                folder = staging / f"{name}{suffix}"
-                folder.mkdir()
-                done = f"{len(agreements) + 1} of {len(networks) * len(formats)}"
-                say(f"exporting {folder.name} ({done})", error=True)
-                agreement = export_format(name, network, encoded_images, folder, scratch)
-                if not agreement.is_close:
-                    raise ExportError(
-                        f"--export_format {folder.name}: differs from the network by more than {TOLERANCE:g} "
-                        f"({agreement}); nothing is exported"
-                    )
-                _write_manifest(folder, metadata, len(encoded_images), agreement)
-                agreements[output_dir / folder.name] = agreement
-        for path in agreements:
+        for suffix, kind in wanted:
+            folder = staging / f"{kind}{suffix}"
+            folder.mkdir()
+            say(f"exporting {folder.name} ({len(exports) + 1} of {len(wanted)})", error=True)
+            arguments = networks[suffix], encoded_images, folder, scratch, request, references.get(suffix)
+            export = write_kind(kind, *arguments)
+            _require_good(folder.name, kind, export, request)
+            _write_manifest(folder, kind, metadata, len(encoded_images), export, request)
+            exports[output_dir / folder.name] = export
+        for path in exports:
             if path.exists():
                 os.replace(path, scratch / path.name)
             os.replace(staging / path.name, path)
-    return agreements
+    return exports
+
+
+def write_kind(
+    kind: ExportKind,
+    network: ExportedNetwork,
+    encoded_images: Sequence[bytes],
+    folder: Path,
+    scratch: Path,
+    request: ExportRequest,
+    reference: ExportScore | None,
+) -> Export:
+    """Write a network in one kind into a folder, compare it on encoded images, and evaluate it.
+
+    Where int8 of OpenVINO loses more than it may, the layers that cost the most get their precision back.
+    """
+    agreement = export_format(kind, network, encoded_images, folder, scratch, request.calibration)
+    evaluator = request.evaluator
+    if evaluator is None or reference is None or kind.format not in MODEL_FILES:
+        return Export(agreement)
+    prepare = network.prepare_onnx if kind.format == "onnx" else network.prepare_resized
+    score = evaluator.score_exported(open_exported(folder, *kind, prepare))
+    if kind == ("openvino", "int8") and reference.value - score.value > request.max_drop:
+        lost = reference.value - score.value
+        say(f"{folder.name}: loses {lost:.4f}; looking for the layers that cost it", error=True)
+        bound = AccuracyBound(lambda model: evaluator.score_exported(model).value, request.max_drop)
+        with hold_stderr():
+            converted = make_onnx(network, resized=True)
+            write_openvino(converted, network, folder, kind.precision, request.calibration, bound)
+        model = open_exported(folder, *kind, prepare)
+        score = evaluator.score_exported(model)
+        reference_outputs = run_exported(NetworkModel(network), encoded_images)
+        agreement = network.compare(reference_outputs, run_exported(model, encoded_images))
+    return Export(agreement, score, reference)
 
 
 def export_format(
-    name: ExportFormat, network: ExportedNetwork, encoded_images: Sequence[bytes], folder: Path, scratch: Path
+    kind: ExportKind,
+    network: ExportedNetwork,
+    encoded_images: Sequence[bytes],
+    folder: Path,
+    scratch: Path,
+    calibration: Calibration | None = None,
 ) -> Agreement:
-    """Write a network in one format into a folder, and compare the export with the network on encoded images.
+    """Write a network in one kind into a folder, and compare the export with the network on encoded images.
 
     Raises:
-        ValueError: a format of another name.
+        ValueError: a format of another name, or int8 without calibration.
     """
+    name, precision = kind
+    if precision == "int8" and calibration is None:
+        raise ValueError("int8 needs calibration")
     pixels = [decode_pixels(encoded) for encoded in encoded_images]
     from_pixels = np.stack([network.prepare_pixels(one) for one in pixels])
     if name == "onnx":
         write_onnx(network, folder / "model.onnx")
+        if precision == "int8" and calibration is not None:
+            with hold_stderr():
+                quantize_onnx(folder / "model.onnx", network, map(decode_pixels, calibration.encoded))
         return network.compare(_compute(network.compute, from_pixels), run_onnx(folder / "model.onnx", encoded_images))
+    if name == "openvino":
+        with hold_stderr():
+            write_openvino(make_onnx(network, resized=True), network, folder, precision, calibration)
+        found = run_exported(open_exported(folder, name, precision, network.prepare_resized), encoded_images)
+        return network.compare(_compute(network.compute, from_pixels), found)
     if name == "tflite":
-        write_tflite(network, folder / "model.tflite")
+        write_tflite(network, folder / "model.tflite", halves=precision == "fp16")
         found = run_tflite(folder / "model.tflite", np.stack([network.resize(one) for one in pixels]))
         return network.compare(_compute(network.compute_tflite, from_pixels), found)
     from_encoded = np.stack([network.prepare_encoded(encoded) for encoded in encoded_images])
@@ -178,8 +375,41 @@ def export_format(
     return find_worst([network.compare(reference, of_encoded), others])
 
 
+def _require_good(name: str, kind: ExportKind, export: Export, request: ExportRequest) -> None:
+    """Raise ExportError for an export that may not be left."""
+    if kind.precision == "fp32" and not export.agreement.is_close:
+        raise ExportError(
+            f"--export_format {name}: differs from the network by more than {TOLERANCE:g} "
+            f"({export.agreement}); nothing is exported"
+        )
+    if export.score is None or export.reference is None:
+        return
+    lost = export.reference.value - export.score.value
+    if not lost <= request.max_drop:
+        raise ExportError(
+            f"{name}: loses {lost:.4f} of {export.score.metric} {export.reference.value:.4f}, more than --max_ap_drop "
+            f"{request.max_drop:g}; nothing is exported",
+            remedy="give more --calibration_images, another precision, or a larger --max_ap_drop",
+        )
+
+
 def _compute(function: Any, images: Any) -> Arrays:
-    return {name: values.numpy() for name, values in tf.function(function, autograph=False)(images).items()}
+    with whole_float32():
+        return {name: values.numpy() for name, values in tf.function(function, autograph=False)(images).items()}
+
+
+@contextlib.contextmanager
+def whole_float32() -> Iterator[None]:
+    """Compute in float32 as the processor does, also on a GPU, whose TF32 keeps 10 of 23 bits of a factor.
+
+    An export is run on the processor, and a bit of a score can decide which of two boxes is kept.
+    """
+    shortens = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    try:
+        yield
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(shortens)
 
 
 def _spread(count: int) -> list[int]:
@@ -187,16 +417,30 @@ def _spread(count: int) -> list[int]:
     return np.unique(np.linspace(0, count - 1, CHECKED_IMAGES).astype(int)).tolist()
 
 
-def _write_manifest(folder: Path, metadata: Mapping[str, Any], images: int, agreement: Agreement) -> None:
-    files = {name: hashlib.sha256(read_file(folder / name)).hexdigest() for name in _list_files(folder)}
-    document = {
+def _write_manifest(
+    folder: Path, kind: ExportKind, metadata: Mapping[str, Any], images: int, export: Export, request: ExportRequest
+) -> None:
+    names, calibration = _list_files(folder), request.calibration
+    document: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
         "kind": folder.name,
+        "precision": kind.precision,
         **metadata,
-        "check": {"pictures": images, **agreement.differences, "compared": agreement.compared},
-        "sha256": files,
+        "checkpoint": request.checkpoint,
+        # JSON has no infinity, which is the difference of a detection that the other side does not have.
+        "check": {
+            "pictures": images,
+            **{name: one if math.isfinite(one) else None for name, one in export.agreement.differences.items()},
+            "compared": export.agreement.compared,
+        },
+        "bytes": sum((folder / name).stat().st_size for name in names),
     }
+    if kind.precision == "int8" and calibration is not None:
+        document["calibration"] = {"images": len(calibration.encoded), "seed": calibration.seed}
+    if export.score is not None and export.reference is not None:
+        document |= export.score.to_document(export.reference)
+    document["sha256"] = {name: hashlib.sha256(read_file(folder / name)).hexdigest() for name in names}
     write_json(folder / MANIFEST, document)
 
 

@@ -436,6 +436,9 @@ def _make_from_encoded(encoded: bytes, path: Source, prepare: Preprocessor, *, k
             pixels = decode_image(encoded)
             height, width = pixels.shape[:2]
             return InputImage(path, None, 0.0, height, width, network_input, lambda: pixels)
+    except DataError as error:  # of a decoder, which does not know the file
+        error.path = error.path or named
+        raise
     except errors as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"cannot be decoded ({reason})", path=named, remedy="fetch it again or leave it out") from None

@@ -11,10 +11,13 @@ import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +40,7 @@ Compute = Callable[[npt.NDArray[np.float32]], Sequence[npt.NDArray[Any]]]
 
 
 AnyResults = TypeVar("AnyResults", bound="Results")
+Item = TypeVar("Item")
 
 
 class Results(ABC):
@@ -172,7 +176,7 @@ def predict_files(
     places = {path: place for place, path in enumerate(files, 1)}
     stop = StopRequest() if any(isinstance(path, Address) for path in files) else None
     asked = contextlib.nullcontext() if stop is None else stop  # which is false until a signal comes
-    with staging_folder(output_dir) as draft, FileProgress(len(files)) as progress, asked:
+    with staging_folder(output_dir) as draft, FileProgress(len(files)) as progress, asked, ExitStack() as stack:
         with make_results(draft) as results:
 
             def skip(image_id: int, path: Source, error: Exception) -> None:
@@ -182,6 +186,8 @@ def predict_files(
                 progress.note(f"skipped: {describe_error(error)}")
 
             images = read_images(files, prepare, skip, max_frames=max_frames)
+            if stop is None:  # what happens now is not read before it happens
+                images = stack.enter_context(contextlib.closing(read_ahead(images, READ_AHEAD)))
             for batch in make_batches(itertools.takewhile(lambda _: not stop, images), batch_size):
                 outputs = compute(np.stack([image.network_input for image in batch]))
                 for image, *rows in zip(batch, *outputs, strict=True):
@@ -196,6 +202,29 @@ def predict_files(
         results.write_tables()
         _publish(draft, output_dir)
     return results
+
+
+READ_AHEAD = 8  # images: photos of 12 megapixels take as much memory as those of a batch may
+
+
+def read_ahead(items: Iterator[Item], depth: int) -> Generator[Item, None, None]:
+    """Yield items in their order, while a thread reads some of the next ones; an error comes at its place.
+
+    Decoding and resizing let go of Python's lock, so they run beside the network.
+
+    Args:
+        items: are read by one thread, one after the other.
+        depth: number of items that are read before they are asked for, at most.
+    """
+    end = object()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = deque(pool.submit(next, items, end) for _ in range(depth))
+        try:
+            while (item := waiting.popleft().result()) is not end:
+                waiting.append(pool.submit(next, items, end))
+                yield cast("Item", item)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 MANIFEST = ".predictions.json"

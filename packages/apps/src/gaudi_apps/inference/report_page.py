@@ -12,6 +12,7 @@ import numpy as np
 from markupsafe import Markup
 
 from gaudi_apps.inference import report_sections as sections
+from gaudi_apps.inference.export_table import list_manifests, tabulate
 from gaudi_apps.inference.report_charts import COLOURS, Line, draw_lines, show_text
 from gaudi_apps.inference.report_sections import RunFiles, read_run
 from gaudi_apps.training.reports import smooth
@@ -40,6 +41,12 @@ def write_report(folder: Path) -> Path:
     _write(page, make_report(read_run(folder)))
     RunFolder(folder).register_files(page)
     return page
+
+
+def renew_report(folder: Path) -> None:
+    """Write ``report.html`` again where it is, after what it shows has changed; see `write_report`."""
+    if (folder / REPORT).is_file():
+        write_report(folder)
 
 
 def write_comparison(folders: Sequence[Path], page: Path) -> None:
@@ -85,6 +92,7 @@ def make_report(run: RunFiles) -> str:
         "confusion": attempt("Confusion", sections.tabulate_confusion, run, use="confusion" in run.analysis),
         "tide": attempt("Kinds of error", sections.draw_tide, run, use="tide" in run.analysis),
         "calibration": attempt("Calibration", sections.draw_calibration, run, use="calibration" in run.analysis),
+        "exports": attempt("Exports", lambda: tabulate(list_manifests(run.folder))),
         "threshold": run.analysis.get("threshold"),
         "ece": attempt("Calibration", lambda: run.analysis["calibration"]["ece"], use="calibration" in run.analysis),
         "images": attempt("Images", sections.list_images, run, missing, use="worst" in run.analysis),

@@ -13,7 +13,8 @@ import numpy as np
 from markupsafe import Markup
 
 from gaudi_apps.inference.report_charts import COLOURS, Line, draw_bars, draw_lines, draw_reliability, show_text
-from gaudi_apps.training.reports import Row, format_duration, read_history, smooth
+from gaudi_apps.training.history import Row, read_history
+from gaudi_apps.training.reports import format_duration, smooth
 from gaudi_apps.training.run_dir import ANALYSIS, RUN_FILE, RUN_LOG, RunFolder
 from gaudi_datasets.documents import load_yaml
 from gaudi_datasets.errors import MissingInputError

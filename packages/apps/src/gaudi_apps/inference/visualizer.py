@@ -14,6 +14,7 @@ import PIL.Image
 from numpy.typing import NDArray
 
 from gaudi_datasets.drawing import Outcomes, add_caption, draw_boxes, draw_outcomes, fit_image, join_images
+from gaudi_datasets.errors import DataError, MissingExtraError
 from gaudi_ops.files import write_atomically, write_file
 
 Image = NDArray[np.uint8]
@@ -148,6 +149,31 @@ def decode_image(encoded: bytes) -> Image:
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
     image = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
     return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), np.uint8)
+
+
+def decode_like_tensorflow(encoded: bytes) -> Image:
+    """Decode a JPEG or PNG to the pixels that TensorFlow makes of it, without TensorFlow.
+
+    Decoders of JPEG differ by up to 20 of 255: TensorFlow takes the fast transform and smooth colours of libjpeg-turbo,
+    and OpenCV has no switch for them.
+
+    Raises:
+        MissingExtraError: simplejpeg is not installed.
+        DataError: the image is damaged.
+    """
+    if not encoded.startswith(b"\xff\xd8\xff"):  # of a JPEG
+        return decode_image(encoded)
+    try:
+        import simplejpeg
+    except ImportError as error:
+        raise MissingExtraError(
+            f"simplejpeg cannot be imported ({error}); pip install 'gaudi-apps[openvino]'"
+        ) from error
+    try:
+        # What libjpeg warns of was judged when the image was read.
+        return np.asarray(simplejpeg.decode_jpeg(encoded, "RGB", fastdct=True, strict=False), np.uint8)
+    except (ValueError, KeyError) as error:
+        raise DataError(f"cannot be decoded ({error})", remedy="fetch it again or leave it out") from None
 
 
 def enlarge(image: Image) -> Image:

@@ -197,13 +197,16 @@ class SSDMXNetApplication(Application):
 
     def predict(self, restore: Callable[[], Restored]) -> None:
         """Detect on the user's images and videos."""
+        from gaudi_apps.detection.exported_detector import OpenedDetector
         from gaudi_apps.detection.outputs import predict_by_flags
 
+        def open_restored() -> OpenedDetector:
+            restored = restore()
+            detect = self._open_detector(restored.task.model)
+            return OpenedDetector(detect, read_categories(restored.model_config), make_preprocessor(self._mxnet.layout))
+
         batch_size, folder = self.config.data.batch_size, self.settings.model_dir
-        prepare = make_preprocessor(self._mxnet.layout)
-        predict_by_flags(
-            self.config.use, restore, self._open_detector, folder, batch_size=batch_size, prepare=lambda _: prepare
-        )
+        predict_by_flags(self.config.use, open_restored, folder, batch_size=batch_size)
 
     def use_data_of_run(self) -> None:
         """Leave the data as it is: an export is checked on numbers."""

@@ -27,7 +27,7 @@ from gaudi_apps.training.checkpoint import (
     ModelConfig,
     RunState,
     find_checkpoints,
-    load_checkpoint,
+    load_chosen,
     read_initial_weights,
     require_classes,
 )
@@ -238,9 +238,7 @@ class Session:
         return self._load(self.settings.checkpoint or "newest")
 
     def _load(self, which: str) -> Checkpoint:
-        if which == "newest":
-            return self.checkpoints.load_newest(report=warn)
-        return load_checkpoint(find_checkpoints(self.model_dir, which)[0])
+        return load_chosen(self.model_dir, which, warn)
 
     def restore_reported(self) -> Restored:
         """Build the network that a training reports, in this process: with --data the best one, else the newest."""
@@ -253,8 +251,7 @@ class Session:
         It is the one that --checkpoint names. Without the flag it is that of the report of the run: the best one where
         it was trained by --data, else the newest.
         """
-        is_best = self.best.steps() and self.app.read_flags_of_run().get("data")
-        which = self.settings.checkpoint or ("best" if is_best else "newest")
+        which = self.app.find_used_checkpoint()
         restored = self._restore(self._load(which))
         named = f", the {which} one" * (not which.isdecimal())
         say(f"{self.model_dir}: checkpoint of step {restored.step}{named}", error=True)
@@ -286,7 +283,7 @@ class Session:
         model_config = checkpoint.model_config
         task = self._build_for_use(model_config)
         task.write_weights(checkpoint.tensors)
-        return Restored(task, model_config, checkpoint.step)
+        return Restored(task, model_config, checkpoint.step, checkpoint.sha256)
 
     def _build_for_use(self, model_config: ModelConfig) -> TrainableTask:
         """Build a network that does not train, and so needs no other rank."""

@@ -50,6 +50,7 @@ class DeviceSettings:
         local_rank: of this process on its machine, which says which device is its own.
         is_rank: whether it is one of several processes.
         checks_shapes: whether a training step without static shapes is an error on every device.
+        compiles_steps: whether XLA compiles training steps as a whole.
     """
 
     device: str
@@ -64,6 +65,7 @@ class DeviceSettings:
     local_rank: int = 0
     is_rank: bool = False
     checks_shapes: bool = False
+    compiles_steps: bool = False
 
     @property
     def usable_cpus(self) -> int:
@@ -145,6 +147,7 @@ def make_device_settings(
         local_rank=distribution.rank_info.local_rank,
         is_rank=distribution.rank_info.size > 1,
         checks_shapes=device.check_static_shapes,
+        compiles_steps=device.enable_xla,
     )
 
 

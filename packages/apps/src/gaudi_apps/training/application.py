@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from gaudi_apps.cli.flag_rules import list_flags
-from gaudi_apps.training.checkpoint import CHECKPOINTS, CheckpointFolder, find_checkpoints, find_run_checkpoint
+from gaudi_apps.training.checkpoint import BEST, CHECKPOINTS, CheckpointFolder, find_checkpoints, find_run_checkpoint
 from gaudi_apps.training.plan import CURRENT
 from gaudi_apps.training.recipe import CHECKED, NO_RECIPE, RECIPE, SPLIT, STARTED, Length, Recipe
 from gaudi_datasets.documents import load_yaml
@@ -44,11 +44,12 @@ _PATHS = (
 
 @dataclass(frozen=True)
 class Restored:
-    """A network from a checkpoint, its configuration, and the step."""
+    """A network from a checkpoint, its configuration, the step, and the SHA-256 of the tensors."""
 
     task: TrainableTask
     model_config: ModelConfig
     step: int
+    sha256: str = ""
 
 
 class Framework(Protocol):
@@ -322,6 +323,18 @@ class Application(ABC):
 
     def finish(self, restore: Callable[[], Restored]) -> None:  # noqa: B027
         """Act on the result of a training that came to its end; by default do nothing."""
+
+    def find_used_checkpoint(self) -> str:
+        """Return which checkpoint predict and export use: that of --checkpoint, or of the report of the run.
+
+        The latter is the best one where the run was trained by --data, else the newest.
+        """
+        is_best = CheckpointFolder(self.settings.model_dir / BEST).steps() and self.read_flags_of_run().get("data")
+        return self.settings.checkpoint or ("best" if is_best else "newest")
+
+    def predict_exported(self) -> bool:
+        """Predict without the framework, by an export, if flags ask for it; return False where nothing was done."""
+        return False
 
     @abstractmethod
     def predict(self, restore: Callable[[], Restored]) -> None:

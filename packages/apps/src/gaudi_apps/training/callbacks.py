@@ -24,7 +24,7 @@ from gaudi_apps.training.application import Framework
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, RunState
 from gaudi_apps.training.recipe import SCORING_SECONDS, Length, Speed, count_steps_left, fit_length
 from gaudi_apps.training.trainer import Callback, Score, TrainableTask, TrainingData
-from gaudi_datasets.errors import FlagError
+from gaudi_datasets.errors import DataError, FlagError
 from gaudi_ops.program import say
 
 if TYPE_CHECKING:
@@ -157,9 +157,17 @@ class EarlyStopping(Callback):
         return {"best": best, "best_step": self.best_step, "without_gain": self._without_gain}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from the values of `state`; target and patience may be others than before."""
-        self.best = -math.inf if state["best"] is None else float(state["best"])
-        self.best_step, self._without_gain = int(state["best_step"]), int(state["without_gain"])
+        """Continue from the values of `state`; target and patience may be others than before.
+
+        Raises:
+            DataError: they are not such values.
+        """
+        try:
+            self.best = -math.inf if state["best"] is None else float(state["best"])
+            self.best_step, self._without_gain = int(state["best_step"]), int(state["without_gain"])
+        except (KeyError, TypeError, ValueError) as error:
+            fault = f"the checkpoint's state of early stopping is damaged ({error!r})"
+            raise DataError(fault, field="early_stop", remedy="remove this checkpoint") from None
 
 
 class Checkpoints(Callback):

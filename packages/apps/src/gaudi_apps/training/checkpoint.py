@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from gaudi_ops.files import (
     read_file,
     remove_leftovers,
     staging_folder,
+    sync_file,
     sync_folder,
     write_file,
 )
@@ -78,6 +78,7 @@ class RunState:
         image: place of the next image in its epoch.
         image_sequence: see `gaudi_apps.training.trainer.ImageSequence`.
         early_stop: state of `gaudi_apps.training.callbacks.EarlyStopping`, JSON values by name; None: its first one.
+        history: hashes of the rows of scalars and of scores so far, each empty where it is not known; or nothing.
         refits: with --minutes, the arguments of `gaudi_apps.training.plan.Plan.refit`, in their order.
     """
 
@@ -88,6 +89,7 @@ class RunState:
     image: int = 0
     image_sequence: str = ""
     early_stop: Mapping[str, Any] | None = None
+    history: tuple[str, ...] = ()
     refits: tuple[tuple[int, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -98,23 +100,40 @@ class RunState:
             "position": {"epoch": self.epoch, "image": self.image},
             "image_sequence": self.image_sequence,
             "early_stop": self.early_stop,
+            "history": list(self.history),
             "refits": [list(refit) for refit in self.refits],
         }
 
     @classmethod
     def from_json(cls, step: int, values: Mapping[str, Any]) -> RunState:
-        """Read what `to_json` returned, or what an earlier version wrote; values of the model are ignored."""
-        position = values.get("position", {"epoch": 0, "image": 0})
+        """Read what `to_json` returned, or what an earlier version wrote; values of the model are ignored.
+
+        Raises:
+            ValueError, TypeError, KeyError: a value is of another type than `to_json` writes.
+        """
+        position = _take(values, "position", dict, {"epoch": 0, "image": 0})
+        stopping, history = values.get("early_stop"), _take(values, "history", list, [])
+        if len(history) not in (0, 2):
+            raise ValueError(f"history is {history}")
         return cls(
             step=step,
-            settings=values.get("settings", {}),
-            batch_norm_images=values.get("batch_norm_images", 0),
-            epoch=position["epoch"],
-            image=position["image"],
-            image_sequence=values.get("image_sequence", ""),
-            early_stop=values.get("early_stop"),
-            refits=tuple((int(done), int(total)) for done, total in values.get("refits", ())),
+            settings=_take(values, "settings", dict, {}),
+            batch_norm_images=_take(values, "batch_norm_images", int, 0),
+            epoch=_take(position, "epoch", int),
+            image=_take(position, "image", int),
+            image_sequence=_take(values, "image_sequence", str, ""),
+            early_stop=None if stopping is None else _take(values, "early_stop", dict),
+            history=tuple(map(str, history)),
+            refits=tuple((int(done), int(total)) for done, total in _take(values, "refits", list, [])),
         )
+
+
+def _take(values: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
+    """Take a JSON value of one type, which true and false are no numbers of; ValueError if it is of another."""
+    value = values.get(name, default)
+    if type(value) is not kind or (isinstance(value, int) and value < 0):
+        raise ValueError(f"{name} is {value!r}")
+    return value
 
 
 # Names of the values of `RunState.to_json`; all others in a checkpoint are of its model.
@@ -261,20 +280,22 @@ def load_checkpoint(path: Path) -> Checkpoint:
         sha256 = manifest["sha256"][TENSORS]
         if sha256 != _sha256(path / TENSORS):
             raise DataError(f"{path / TENSORS}: is not what its manifest says; {_REMEDY}")
-        _require_place(path, manifest)
-        return Checkpoint(manifest["step"], load_file(path / TENSORS), manifest["facts"], sha256)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        metadata = _take(manifest, "facts", dict)
+        state = RunState.from_json(manifest["step"], metadata)
+        _require_place(path, manifest, state.settings)
+        return Checkpoint(manifest["step"], load_file(path / TENSORS), metadata, sha256)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path}: is damaged ({error!r}); {_REMEDY}") from error
 
 
-def _require_place(path: Path, manifest: Mapping[str, Any]) -> None:
+def _require_place(path: Path, manifest: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     """Raise DataError unless a checkpoint is of the step that names its folder, and of the run that it lies in."""
     step, named = manifest["step"], _NAME.fullmatch(path.name)
     if type(step) is not int or step < 0 or (named and step != int(named[1])):
         raise DataError(f"{path}: is of step {step!r}; {_REMEDY}", path=path, field="step")
-    run, settings = read_run_record(path.absolute().parents[1]), manifest["facts"].get("settings", {})
+    run = read_run_record(path.absolute().parents[1])
     if "id" in run and manifest.get("run") != run["id"]:
         raise DataError(f"{path}: is of another run; {_REMEDY}", path=path, field="run")
     # The fingerprint of data may be computed otherwise in a later release.
@@ -291,6 +312,18 @@ def read_run_record(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) and isinstance(found.get("settings"), dict) else {}
+
+
+def load_chosen(model_dir: Path, which: str, report: Callable[[str], None]) -> Checkpoint:
+    """Load what --checkpoint names, see `find_checkpoints`; of newest ones the first that can be read.
+
+    Raises:
+        MissingInputError: there is none.
+        DataError: it is damaged or of another format.
+    """
+    if which == "newest":
+        return CheckpointFolder(model_dir / CHECKPOINTS).load_newest(report=report)
+    return load_checkpoint(find_checkpoints(model_dir, which)[0])
 
 
 def find_checkpoints(model_dir: Path, which: str) -> list[Path]:
@@ -361,7 +394,7 @@ def _write(
     with open_regular_file(draft / TENSORS, "xb") as file:
         file.write(content)
         file.flush()
-        os.fsync(file.fileno())
+        sync_file(file)
     write_file(draft / MANIFEST, _render(manifest))  # and syncs the names of both
 
 

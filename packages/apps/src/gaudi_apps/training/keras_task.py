@@ -70,13 +70,21 @@ class KerasTask(ABC):
         # Nothing in a step is Python's control flow, so AutoGraph has nothing to translate.
         self._compiled_step = tf.function(self._train_step, autograph=False, reduce_retracing=True)
         self._compiled_steps = tf.function(self._train_steps, autograph=False, reduce_retracing=True)
-        self._guarded = False
+        self._guarded, self.is_by_xla = False, False
 
     def guard_shapes(self) -> None:
         """From now on, a dynamic shape or a second trace is a ShapeError, see `GuardedFunction`."""
         if not self._guarded:
             layers = [layer.name for layer in self.model.layers]
             self._compiled_step, self._guarded = GuardedFunction(self._compiled_step, layers), True
+
+    def compile_by_xla(self) -> None:
+        """From now on, let XLA compile the step as a whole; call it before the first one.
+
+        One process only: operations between processes are not XLA's here.
+        """
+        options = {"autograph": False, "reduce_retracing": True, "jit_compile": True}
+        self._compiled_step, self.is_by_xla = tf.function(self._train_step, **options), True
 
     @abstractmethod
     def compute_loss(self, batch: Batch) -> dict[str, Any]:
@@ -89,7 +97,7 @@ class KerasTask(ABC):
 
     def train_steps(self, batches: Sequence[Batch], learning_rates: Sequence[float]) -> list[Scalars]:
         """Learn from one batch after the other in a single call; see `gaudi_apps.training.trainer.TrainableTask`."""
-        if self._guarded or hpu.has_hpu():
+        if self._guarded or self.is_by_xla or hpu.has_hpu():
             return [self.train_step(*given) for given in zip(batches, learning_rates, strict=True)]
         stacked = {name: tf.stack([batch[name] for batch in batches]) for name in batches[0]}
         scalars = self._compiled_steps(stacked, tf.constant(learning_rates, tf.float32))
@@ -121,9 +129,19 @@ class KerasTask(ABC):
         if hpu.has_hpu():
             # No branch is known to run there. The run ends at a number that is not finite, before anything is saved.
             self.update(gradients, learning_rate)
+        elif self.is_by_xla:
+            self._update_where(finite, gradients, learning_rate)
         else:
             tf.cond(finite, lambda: self.update(gradients, learning_rate), lambda: None)
         return {**scalars, "finite": finite}
+
+    def _update_where(self, finite: Any, gradients: Sequence[Any], learning_rate: Any) -> None:
+        """Update all, or leave all as it is; XLA puts the choice into its kernels, where a branch would wait."""
+        state = list(self._state().values())
+        before = [variable.read_value() for variable in state]
+        self.update(gradients, learning_rate)
+        for variable, value in zip(state, before, strict=True):
+            variable.assign(tf.where(finite, variable, value))
 
     def _average(self, gradients: Sequence[Any], scalars: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
         """Average gradients, scalars and moving statistics over the ranks.
@@ -358,7 +376,7 @@ class _OpenStep:
     def __init__(self, task: KerasTask) -> None:
         self._task = task
         self._outputs: list[str] = []
-        self._step = tf.function(self._compute, autograph=False)
+        self._step = tf.function(self._compute, autograph=False, jit_compile=task.is_by_xla or None)
         self._layers = {id(one): layer.name for layer in task.model.layers for one in layer.variables}
 
     def __call__(

@@ -1,4 +1,4 @@
-"""Report a training: callbacks for progress, history and TensorBoard, and curves.
+"""Report a training: callbacks for progress and TensorBoard, and curves.
 
 TensorBoard's files are written without TensorFlow, so one writer serves the programs of both frameworks. Points have
 the form of `tf.summary.scalar`: a float32 tensor and the metadata of TensorBoard's plugin for scalars. A file is
@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +30,11 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
-from gaudi_apps.runtime.errors import warn
 from gaudi_apps.training.trainer import Callback, Score
 from gaudi_datasets.output_files import write_json
 from gaudi_datasets.program import ProgressLine, count_things, make_console
 from gaudi_datasets.records.tfrecords import frame_record
-from gaudi_ops.files import open_regular_file, read_text, write_atomically, write_file
+from gaudi_ops.files import open_regular_file, read_text, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -160,52 +159,6 @@ def format_duration(seconds: float) -> str:
     return f"{days}d {clock}" if days else clock
 
 
-class History(Callback):
-    """Append scalars and scores to files of JSON lines.
-
-    Args:
-        history: file of scalars.
-        evaluations: file of scores.
-        every: steps between two rows of scalars.
-    """
-
-    def __init__(self, history: Path, evaluations: Path, every: int = 1) -> None:
-        self._paths, self._every = (history, evaluations), every
-        self._files: list[IO[str]] = []
-
-    def is_due(self, step: int) -> bool:
-        """Return whether a row is due."""
-        return self.trainer.is_due(step, self._every)
-
-    def on_train_begin(self) -> None:
-        """Open the files, without rows of steps that this run repeats."""
-        for path in self._paths:
-            kept = [row for row in read_history(path, report=warn) if row["step"] <= self.trainer.step]
-            write_file(path, "".join(_to_line(row) for row in kept))
-            self._files.append(open_regular_file(path, "a", encoding="utf-8"))
-
-    def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
-        """Append a row of scalars; it is in the file when this returns."""
-        if self.is_due(step):
-            self._append(self._files[0], {"step": step, **logs})
-
-    def on_evaluate_end(self, step: int, score: Score) -> None:
-        """Append a row of scores."""
-        self._append(self._files[1], {"step": step, **score.figures})
-
-    def close(self) -> None:
-        """Close the files."""
-        for file in self._files:
-            file.close()
-
-    def _append(self, file: IO[str], row: Mapping[str, float]) -> None:
-        try:
-            file.write(_to_line(row))
-            file.flush()
-        except OSError as error:  # which does not name the file
-            raise OSError(error.errno, error.strerror, file.name) from None
-
-
 class RunLog(Callback):
     """Write what the report tells of a run: its plan and data; command, speed and environment of each start.
 
@@ -264,39 +217,6 @@ class RunLog(Callback):
         speed = {"last_step": trainer.step, "seconds": now - self._began, "images_per_second": measured or None}
         starts = [*self._earlier, {**self._start, **speed}]
         write_json(self._path, {**self._description, "plan": trainer.plan.as_json(), "starts": starts})
-
-
-Row = dict[str, float]
-
-
-def read_history(path: Path, *, report: Callable[[str], None] = lambda text: None) -> list[Row]:
-    """Read rows by step, the last of each; `report` is told of damaged lines, but for one that a crash cut short."""
-    rows: dict[float, Row] = {}
-    *lines, last = read_text(path, errors="replace").split("\n") if path.exists() else [""]
-    damaged = []
-    for number, line in enumerate([*lines, last], 1):
-        if (row := _parse_row(line)) is not None:
-            rows[row["step"]] = row
-        elif number <= len(lines):
-            damaged.append(number)
-    if damaged:
-        report(f"{path}: line {damaged[0]} is damaged; left out: {count_things(len(damaged), 'line')}")
-    return [rows[step] for step in sorted(rows)]
-
-
-def _parse_row(line: str) -> Row | None:
-    """Return the numbers of a line by name, if it has them and a step."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    is_row = isinstance(row, dict) and type(row.get("step")) is int and row["step"] >= 0
-    return row if is_row and all(type(value) in (int, float) for value in row.values()) else None
-
-
-def _to_line(row: Mapping[str, float]) -> str:
-    numbers = {name: value if isinstance(value, int) else float(value) for name, value in row.items()}
-    return json.dumps(numbers) + "\n"
 
 
 class TensorBoard(Callback):

@@ -30,14 +30,24 @@ from gaudi_apps.training.callbacks import (
 )
 from gaudi_apps.training.checkpoint import (
     Checkpoint,
+    ModelConfig,
     RunState,
     load_checkpoint,
 )
+from gaudi_apps.training.history import History, keep_rows, read_history
 from gaudi_apps.training.loggers import LOG_FILES, RunLogger, log_score, open_loggers
 from gaudi_apps.training.plan import Plan, version_setting
 from gaudi_apps.training.recipe import CHECKED, RECIPE, SPLIT
-from gaudi_apps.training.reports import History, ProgressBar, RunLog, TensorBoard, plot_curves, read_history
-from gaudi_apps.training.run_dir import ANALYSIS, DATA_FILE, REPORT, RUN_LOG, describe_data, describe_data_change
+from gaudi_apps.training.reports import ProgressBar, RunLog, TensorBoard, plot_curves
+from gaudi_apps.training.run_dir import (
+    ANALYSIS,
+    DATA_FILE,
+    REPORT,
+    RUN_LOG,
+    VALIDATION_FILE,
+    describe_data,
+    describe_data_change,
+)
 from gaudi_apps.training.trainer import Callback, Score, Trainer, TrainingData, require_finite
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_json
@@ -53,7 +63,7 @@ DATALOADER = "dataloader"
 CHECKPOINT_SCORES = "checkpoint_scores.json"
 FILES = (
     *(HISTORY, EVALUATIONS, CURVES, CONFIG, ANALYSIS, REPORT, RUN_LOG, CHECKPOINT_SCORES),
-    *(RECIPE, SPLIT, CHECKED, DATA_FILE, *LOG_FILES),
+    *(RECIPE, SPLIT, CHECKED, DATA_FILE, VALIDATION_FILE, *LOG_FILES),
 )
 FOLDERS = (SUMMARIES, DATALOADER)
 
@@ -79,7 +89,7 @@ def open_training(session: Session) -> Iterator[Trainer]:
 def _open_logged_training(session: Session, loggers: Sequence[RunLogger]) -> Iterator[Trainer]:
     run, communicator = session.settings, session.communicator
     trainer, early_stopping, evaluator = prepare_training(session)
-    broadcast_from_rank0(communicator, partial(_begin_folder, session, trainer))
+    broadcast_from_rank0(communicator, partial(_begin_folder, session, trainer, evaluator))
     with session.showing(), StopRequest(session.reporter.find_requester) as stop:
         if run.draws_input and session.is_root:
             folder = session.model_dir / DATALOADER
@@ -92,6 +102,8 @@ def _open_logged_training(session: Session, loggers: Sequence[RunLogger]) -> Ite
             trainer.should_stop = True
             reason = ended or f"its checkpoint has {trainer.step} of {trainer.plan.total_steps} steps"
             say(f"{session.model_dir}: nothing to train: {reason}")
+            for name, known in zip((HISTORY, EVALUATIONS), trainer.state.history, strict=False):
+                keep_rows(session.model_dir / name, trainer.step, known if session.is_root else "")
         try:
             yield trainer
         finally:
@@ -165,6 +177,7 @@ def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluato
     evaluator = app.open_evaluator(session.folder, model_config, communicator) if run.evaluates else None
     if evaluator is not None:
         evaluator.watch(session.reporter.begin)
+        _require_validation(session, evaluator, model_config)
     if run.minutes and not app.recipe.is_fitted:
         callbacks = [fit_to_time(session, task, data, evaluator, run.minutes), *callbacks]
         plan = app.make_plan(data.num_images)
@@ -182,6 +195,20 @@ def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluato
         steps_per_call=run.steps_per_call,
     )
     return trainer, early_stopping, evaluator
+
+
+def _require_validation(session: Session, evaluator: Evaluator[Any], model_config: ModelConfig) -> None:
+    """Compare the validation images with those of the run in the folder, on rank 0 for all.
+
+    Raises:
+        RunChangedError: they are others.
+    """
+
+    def require() -> None:
+        if not session.settings.clean and session.folder.read_settings() is not None:
+            session.folder.require_validation(evaluator.split, evaluator.describe_data(model_config))
+
+    broadcast_from_rank0(session.communicator, require)
 
 
 def _require_position(session: Session, state: RunState, plan: Plan, data: TrainingData) -> None:
@@ -267,7 +294,7 @@ def _describe_run(app: Application) -> dict[str, Any]:
     }
 
 
-def _begin_folder(session: Session, trainer: Trainer) -> None:
+def _begin_folder(session: Session, trainer: Trainer, evaluator: Evaluator[Any] | None) -> None:
     """Begin or continue the run in its folder, and print the warnings of the plan."""
     if session.settings.clean:
         files = count_things(session.folder.clean(), "file")
@@ -277,6 +304,8 @@ def _begin_folder(session: Session, trainer: Trainer) -> None:
     session.folder.begin(trainer.state.settings, recipe=documents.get(RECIPE), **described)
     data = trainer.data
     session.folder.write_data(describe_data(data.model_config, data.fingerprint, data.list_files()))
+    if evaluator is not None:
+        session.folder.write_validation(evaluator.split, evaluator.describe_data(trainer.model_config))
     # The effective configuration, as a file that --config takes.
     config = session.app.config
     left_out = list_per_command(type(config))

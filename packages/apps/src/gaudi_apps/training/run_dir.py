@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gaudi_apps.runtime.errors import RunChangedError, RunInUseError
+from gaudi_apps.runtime.errors import RunChangedError, RunInUseError, warn
 from gaudi_apps.training.checkpoint import RUN_FILE as RUN_FILE
 from gaudi_apps.training.checkpoint import CheckpointFolder, describe_class_change, list_class_names, name_some
+from gaudi_datasets.documents import CHECKSUM, require_seal, seal
 from gaudi_datasets.errors import DataError, UnsafeError
 from gaudi_datasets.output_files import write_json
 from gaudi_ops.files import hold_lock, made_folder, read_owner, read_text, remove_leftovers, write_file
@@ -158,6 +159,48 @@ class RunFolder:
         except (OSError, ValueError):
             return None
 
+    def require_validation(self, split: str, data: Mapping[str, Any]) -> None:
+        """Compare the validation images of a name, see `describe_data`, with those of the run so far.
+
+        Raises:
+            RunChangedError: they are others.
+        """
+        before = self._read_validation().get(split)
+        if before is not None and before["fingerprint"] != data["fingerprint"]:
+            change = describe_data_change(before, data) or f"it has other images or classes of split {split!r}"
+            raise RunChangedError(
+                f"the run there is validated on other data: {change}",
+                path=self.folder / VALIDATION_FILE,
+                field="validation data",
+                remedy="give the same, another --model_dir, or --clean to start over",
+            )
+
+    def write_validation(self, split: str, data: Mapping[str, Any]) -> None:
+        """Keep a description of the validation images of a name."""
+        path, before = self.folder / VALIDATION_FILE, self._read_validation()
+        if split not in before:
+            write_json(path, seal({**before, split: data}))
+            self.register_files(path)
+
+    def _read_validation(self) -> dict[str, Any]:
+        """Read what the run is validated on, by the name of the images; nothing where that is not known.
+
+        Raises:
+            OSError: the file is there and cannot be read.
+        """
+        path = self.folder / VALIDATION_FILE
+        if not path.exists():
+            return {}
+        try:
+            found = json.loads(read_text(path))
+            require_seal(found, path)
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, OSError):  # no regular file
+                raise
+            warn(f"{path}: is damaged; it is written anew, by the images that are given now")
+            return {}
+        return {name: data for name, data in found.items() if name != CHECKSUM}
+
     def register_files(self, *paths: Path) -> None:
         """Note files as the run's own, as soon as their names are known; without a run here nothing is noted."""
         if not self._record_path.exists():
@@ -240,7 +283,7 @@ def write_analysis(folder: Path, analysis: Mapping[str, Any]) -> None:
     write_file(folder / ANALYSIS, json.dumps(analysis, separators=(",", ":")) + "\n")
 
 
-DATA_FILE = "training_data.json"
+DATA_FILE, VALIDATION_FILE = "training_data.json", "validation_data.json"
 MOST_FILES = 50_000  # of a larger data set the files are not listed
 
 

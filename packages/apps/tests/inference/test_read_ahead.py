@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from gaudi_apps.inference.predictor import read_ahead
+
+SECONDS = 300
+
+
+def test_items_come_in_order_and_are_read_while_others_are_used() -> None:
+    are_read = [threading.Event() for _ in range(6)]
+
+    def read() -> Iterator[int]:
+        for number, event in enumerate(are_read):
+            event.set()
+            yield number
+
+    found = []
+    for number in read_ahead(read(), 2):
+        found.append(number)
+        # The next two are read although nobody has asked for them.
+        assert all(event.wait(SECONDS) for event in are_read[number + 1 : number + 3])
+    assert found == [0, 1, 2, 3, 4, 5]
+
+
+def test_no_more_is_read_ahead_than_asked() -> None:
+    read: list[int] = []
+
+    def count() -> Iterator[int]:
+        for number in range(100):
+            read.append(number)
+            yield number
+
+    with contextlib.closing(read_ahead(count(), 3)) as ahead:
+        assert next(ahead) == 0
+    assert 1 <= len(read) <= 4
+    assert read == list(range(len(read)))
+
+
+def test_an_error_comes_after_what_was_read_before_it() -> None:
+    def read() -> Iterator[int]:
+        yield 1
+        yield 2
+        raise OSError("gone")
+
+    ahead = read_ahead(read(), 8)
+    assert [next(ahead), next(ahead)] == [1, 2]
+    with pytest.raises(OSError, match="gone"):
+        next(ahead)
+    assert list(read_ahead(iter(()), 4)) == []
