@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.torture import cases, power, shim
+from tests.torture import cases, planted, power, shim
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = cases.Reference({}, (shim.OPEN, shim.WRITE), 3, 10.0)
@@ -73,6 +73,11 @@ def test_files_are_damaged(fault: str, content: bytes, tmp_path: Path) -> None:
         (tmp_path / name / "a" / "b").write_bytes(before)
     assert cases.damage(tmp_path / "case", fault, tmp_path)
     assert (tmp_path / "case" / "a" / "b").read_bytes() == content
+
+
+@pytest.mark.parametrize("bug", planted.BUGS, ids=lambda bug: bug.name)
+def test_what_a_planted_bug_replaces_stands_there_once(bug: planted.Bug) -> None:
+    assert (ROOT / "packages" / bug.path).read_text(encoding="utf-8").count(bug.old) == 1
 
 
 @pytest.mark.slow

@@ -50,25 +50,25 @@ OUTPUT_FILES = "datasets/src/gaudi_datasets/output_files.py"
 DOWNLOADS = "datasets/src/gaudi_datasets/fetching/downloads.py"
 CHECKPOINT = "apps/src/gaudi_apps/training/checkpoint.py"
 TRAINER = "apps/src/gaudi_apps/training/trainer.py"
-REPORTS = "apps/src/gaudi_apps/training/reports.py"
+HISTORY = "apps/src/gaudi_apps/training/history.py"
 PROGRAM = "ops/src/gaudi_ops/program.py"
 DOCUMENTS = "datasets/src/gaudi_datasets/documents.py"
 
 BUGS = (
-    Bug("a shard is not synced", CONVERSION, "os.fsync(file.fileno())", "pass", POWER),
+    Bug("a shard is not synced", CONVERSION, "sync_file(file)\n            write_json", "write_json", POWER),
     Bug(
         "the note of a shard is not synced",
         CONVERSION,
-        "write_json(notes[number], shard)",
-        "write_json(notes[number], shard, durable=False)",
+        "write_json(notes[number], seal(shard))",
+        "write_json(notes[number], seal(shard), durable=False)",
         POWER,
     ),
-    Bug("the plan is not synced", CONVERSION, '"manifest": document})', '"manifest": document}, durable=False)', POWER),
+    Bug("the plan is not synced", CONVERSION, "_PLAN, plan)", "_PLAN, plan, durable=False)", POWER),
     Bug("the manifest is not synced", CONVERSION, "path.name, document)", "path.name, document, durable=False)", POWER),
     Bug(
         "files are written in place",
         FILES,
-        'with open(descriptor, "wb", closefd=fcntl is None) as file:\n                yield file\n'
+        'with open(descriptor, "wb", closefd=_WINDOWS) as file:\n                yield file\n'
         "                file.flush()\n                if durable:\n                    os.fsync(file.fileno())\n"
         "            os.replace(draft, target)\n",
         'with open(target, "wb") as file:\n                yield file\n',
@@ -78,8 +78,8 @@ BUGS = (
     Bug(
         "shards of another job are used",
         CONVERSION,
-        "if not job.exists() or read_text(job) != identity:",
-        "if not job.exists():",
+        'if plan is not None or not job.exists() or read_text(job, errors="replace") != identity:',
+        "if plan is not None or not job.exists():",
         CONVERT,
     ),
     Bug("publishing cannot be repeated", CONVERSION, 'if (staging / shard["name"]).exists():', "if True:", CONVERT),
@@ -93,8 +93,8 @@ BUGS = (
     Bug(
         "the lock's file stays",
         FILES,
-        "path.unlink(missing_ok=True)\n            return",
-        "pass\n            return",
+        "        path.unlink(missing_ok=True)\n        return\n",
+        "        return\n",
         CONVERT,
     ),
     Bug(
@@ -136,7 +136,7 @@ BUGS = (
         "publish_file(self.path, path)",
         FETCH,
     ),
-    Bug("a checkpoint is not synced", CHECKPOINT, "os.fsync(file.fileno())", "pass", POWER),
+    Bug("a checkpoint is not synced", CHECKPOINT, "        sync_file(file)\n", "", POWER),
     Bug("the folder of checkpoints is not synced", CHECKPOINT, "            sync_folder(self.folder)\n", "", POWER),
     Bug("the oldest checkpoint is taken", CHECKPOINT, "for step in reversed(steps):", "for step in steps:", POWER),
     Bug("the newest checkpoints are removed", CHECKPOINT, "[: -self._keep]", "[self._keep :]", POWER),
@@ -183,7 +183,7 @@ BUGS = (
         "                variable.assign(tensors[name])\n",
         SSD,
     ),
-    Bug("rows of repeated steps stay", REPORTS, 'if row["step"] <= self.trainer.step]', "]", SSD),
+    Bug("rows of repeated steps stay", HISTORY, 'if row["step"] <= step]', "]", SSD),
     Bug(
         "deep JSON is not caught",
         DOCUMENTS,

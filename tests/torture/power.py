@@ -210,6 +210,9 @@ def check_checkpoints(recorded: Recorded, target: Path, last: int) -> tuple[str,
     """Load the newest checkpoint, which must be whole and no older than what was said to be saved; save another."""
     from gaudi_apps.training.checkpoint import CheckpointFolder
     from gaudi_datasets.errors import DataError, MissingInputError
+    from gaudi_ops import files
+
+    files._cleaned.clear()  # as in a process that starts after the loss
 
     promised = max((step for step, count in recorded.acknowledged.items() if count <= last), default=0)
     folder = CheckpointFolder(target / "run", keep=2)

@@ -166,6 +166,7 @@ def _become(
         random.seed()
         np.random.seed()
         sys.argv = [getattr(main, "__name__", "program"), *argv]
+        os.environ["XDG_CACHE_HOME"] = str(folder.with_name("cache"))  # the user's own stays as it is
         for kind, most in disturbance.limits.items():
             resource.setrlimit(kind, (most, most))
         shim.arm(setting)
