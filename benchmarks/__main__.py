@@ -1,4 +1,7 @@
-"""Measure speed and memory against alternatives, each benchmark in a process of its own, and print one table."""
+"""Measure speed and memory against alternatives, each benchmark in a process of its own, and print one table.
+
+With `--device gpu` the benchmarks are those of benchmarks/gpu, on one card.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.catalogue import NEED_TORCH, SHARES, deal_seconds
+from benchmarks.catalogue import GPU_SHARES, NEED_TORCH, SHARES, deal_seconds
+from benchmarks.gpu.card import describe_card
 from benchmarks.measurement import Figure
 from benchmarks.results import (
+    GPU_RESULTS,
     RESULTS,
     Outcome,
     compare_with,
@@ -28,6 +33,7 @@ from benchmarks.results import (
     read_earlier,
 )
 from benchmarks.torch_process import TORCH, find_torch
+from gaudi_distributed import DeviceError, choose_device
 
 FOLDER = Path(__file__).parent
 MINUTES = 25.0
@@ -35,17 +41,24 @@ MINUTES = 25.0
 MEASURED = 0.65
 # One that takes so many times its seconds, and this much longer, is ended.
 PATIENCE, GRACE_SECONDS = 2.0, 240.0
+# Of the benchmarks of a device.
+PACKAGES = {"cpu": "benchmarks", "gpu": "benchmarks.gpu"}
+SESSIONS = {"cpu": "bench", "gpu": "gpu"}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Run the benchmarks that the command line names."""
-    names = ", ".join(SHARES)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=SHARES, help=f"some of {names}; default: all")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="what computes; default: cpu")
+    names = f"{', '.join(SHARES)}; on a GPU {', '.join(GPU_SHARES)}"
+    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"some of {names}; default: all of the device")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="about how long all take together")
     parser.add_argument("--json", type=Path, default=Path("runs/bench.json"), help="file for all details")
     parser.add_argument("--write_results", action="store_true", help=f"write {RESULTS.name}, to be committed")
     parsed = parser.parse_args(arguments)
+    known = list_shares(parsed.device)
+    if unknown := [name for name in parsed.only or () if name not in known]:
+        parser.error(f"--only {unknown[0]}: choose from {', '.join(known)}")
     if not parsed.minutes > 0:
         parser.error(f"--minutes {parsed.minutes:g}: must be above 0")
     if parsed.write_results and parsed.only:
@@ -53,10 +66,24 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parsed
 
 
+def list_shares(device: str) -> Mapping[str, float]:
+    """Return the benchmarks of a device, with their shares of the time."""
+    return GPU_SHARES if device == "gpu" else SHARES
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the named ones, or all; 1 when a figure is not what it must be, or a benchmark failed."""
     options = parse(arguments)
-    names = [name for name in SHARES if name in (options.only or SHARES)]
+    shares = list_shares(options.device)
+    names = [name for name in shares if name in (options.only or shares)]
+    machine, results = describe_machine(), RESULTS
+    if options.device == "gpu":
+        try:
+            choose_device("gpu")
+            machine, results = {**machine, "card": describe_card()}, GPU_RESULTS
+        except DeviceError as error:
+            print(f"benchmarks: error: {error}", file=sys.stderr)
+            return error.exit_status
     if NEED_TORCH.intersection(names):
         prepare_torch()
     outcomes: list[Outcome] = []
@@ -65,20 +92,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     for number, name in enumerate(names, 1):
         left = max(0.0, 60 * options.minutes - (time.monotonic() - started))
-        seconds = deal_seconds(name, names[number:], left)
+        seconds = deal_seconds(name, names[number:], left, shares)
         print(f"== {name} ({number} of {len(names)}, about {seconds:.0f} s)", flush=True)
-        outcomes.append(measure(name, seconds))
-        write_json(options.json, outcomes)
-    earlier = read_earlier(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+        outcomes.append(measure(name, seconds, package=PACKAGES[options.device]))
+        write_json(options.json, machine, outcomes)
+    earlier = read_earlier(results.read_text(encoding="utf-8")) if results.exists() else {}
     print(f"\n{format_table(list_rows(outcomes))}\n")
-    print(f"compared with {RESULTS.name}:" if earlier else f"there is no {RESULTS.name} to compare with")
+    print(f"compared with {results.name}:" if earlier else f"there is no {results.name} to compare with")
     for line in compare_with(earlier, outcomes) if earlier else ():
         print(f"  {line}")
     minutes = (time.monotonic() - started) / 60
     print(f"{minutes:.1f} minutes; all details: {options.json}")
     if options.write_results:
-        RESULTS.write_text(format_results(describe_machine(), outcomes), encoding="utf-8")
-        print(f"written: {RESULTS}")
+        results.write_text(format_results(machine, outcomes, SESSIONS[options.device]), encoding="utf-8")
+        print(f"written: {results}")
     if failed := [outcome.benchmark for outcome in outcomes if not outcome.passed]:
         print(f"not met, or failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
@@ -131,14 +158,14 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def write_json(path: Path, outcomes: Sequence[Outcome]) -> None:
+def write_json(path: Path, machine: Mapping[str, str], outcomes: Sequence[Outcome]) -> None:
     """All that is known by now: a run may be stopped."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [
         {"benchmark": outcome.benchmark, "error": outcome.error, "figures": [vars(one) for one in outcome.figures]}
         for outcome in outcomes
     ]
-    path.write_text(json.dumps({**describe_machine(), "benchmarks": rows}, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps({**machine, "benchmarks": rows}, indent=2) + "\n", encoding="utf-8")
 
 
 def _load(path: Path) -> list[dict[str, Any]]:

@@ -28,9 +28,23 @@ SHARES: Mapping[str, float] = {
     "collectives": 2.5,
     "weak_scaling": 4,
 }
+# Of one GPU, in benchmarks/gpu.
+GPU_SHARES: Mapping[str, float] = {
+    "parity": 2,
+    "parity_tf32": 1.5,
+    "ssd_step": 5,
+    "resnet_step": 5,
+    "resnext_step": 2.5,
+    "input_speed": 2,
+    "training": 2,
+    "resume": 2,
+    "op_tests": 4,
+}
 NEED_TORCH = frozenset({"ssd_step", "resnet_step", "resnext_step"})
 
 
-def deal_seconds(name: str, following: Sequence[str], seconds_left: float) -> float:
+def deal_seconds(
+    name: str, following: Sequence[str], seconds_left: float, shares: Mapping[str, float] = SHARES
+) -> float:
     """Share out the seconds that are left for a benchmark and the following ones."""
-    return seconds_left * SHARES[name] / sum(SHARES[each] for each in (name, *following))
+    return seconds_left * shares[name] / sum(shares[each] for each in (name, *following))

@@ -53,7 +53,9 @@ def count_operations(model: Any) -> float:
     return FORWARD_AND_BACKWARD * total
 
 
-def share_of_peak(timings: Mapping[str, Timing], step: str, product: str, operations: float) -> dict[str, Any]:
+def share_of_peak(
+    timings: Mapping[str, Timing], step: str, product: str, operations: float, product_operations: float = 0.0
+) -> dict[str, Any]:
     """Value, spread and note of how much of the rate of a product a step has, the median of the rounds.
 
     Args:
@@ -61,11 +63,13 @@ def share_of_peak(timings: Mapping[str, Timing], step: str, product: str, operat
         step: name of the step.
         product: name of what `build_product` makes.
         operations: of a step.
+        product_operations: of a call of the product; 0: of `build_product`'s.
     """
-    work = operations / FLOATING_OPERATIONS
+    product_operations = product_operations or FLOATING_OPERATIONS
+    work = operations / product_operations
     pairs = zip(timings[product].seconds, timings[step].seconds, strict=True)
     shares = sorted(work * one / other for one, other in pairs)
-    rates = (operations / timings[step].median / 1e9, FLOATING_OPERATIONS / timings[product].median / 1e9)
+    rates = (operations / timings[step].median / 1e9, product_operations / timings[product].median / 1e9)
     middle = len(shares) // 2
     value = shares[middle] if len(shares) % 2 else (shares[middle - 1] + shares[middle]) / 2
     return {

@@ -81,11 +81,11 @@ def plain_loss(logits: Any, offsets: Any, classes: Any, target_offsets: Any, num
     return tf.reduce_mean((class_loss + box_loss) / tf.cast(num_matched, tf.float32))
 
 
-def build_plain_step(model: Any, weight_decay: float) -> Callable[[Any, Any], Any]:
+def build_plain_step(model: Any, weight_decay: float, *, xla: bool = False) -> Callable[[Any, Any], Any]:
     """Make a training step with Keras' optimizer, from images and targets to the loss."""
     optimizer = keras.optimizers.SGD(1e-3, momentum=0.9)
 
-    @tf.function
+    @tf.function(jit_compile=xla or None)
     def step(images: Any, targets: Any) -> Any:
         with tf.GradientTape() as tape:
             logits, offsets = model(images, training=True)

@@ -14,7 +14,7 @@ SIZE = 224
 CLASSES = 1000
 MOMENTUM = 0.9
 REPEATS = 12
-POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16"}
+POLICIES = {"fp32": "float32", "tf32": "float32", "bf16": "mixed_bfloat16"}
 LEAST = {("bf16", "keras"): 1.3, ("bf16", "torch"): 1.3}
 
 
@@ -54,7 +54,7 @@ def make_batch(batch: int, dtype: str) -> tuple[Any, Any]:
     return images, tf.random.stateless_uniform([batch], [0, 1], maxval=CLASSES, dtype=tf.int32)
 
 
-def build_plain(dtype: str) -> Callable[[Any, Any], Any]:
+def build_plain(dtype: str, *, xla: bool = False) -> Callable[[Any, Any], Any]:
     """keras.applications' ResNet-50 as its documents say to train it, in a tf.function."""
     import tensorflow as tf
 
@@ -67,7 +67,7 @@ def build_plain(dtype: str) -> Callable[[Any, Any], Any]:
     optimizer = keras.optimizers.SGD(0.1, momentum=MOMENTUM)
     loss_function = keras.losses.SparseCategoricalCrossentropy()
 
-    @tf.function
+    @tf.function(jit_compile=xla or None)
     def step(images: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
             loss = loss_function(labels, model(images, training=True))

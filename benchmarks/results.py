@@ -17,8 +17,18 @@ import psutil
 from benchmarks.measurement import Figure
 
 RESULTS = Path(__file__).with_name("results.md")
+GPU_RESULTS = Path(__file__).with_name("results_gpu.md")
 COLUMNS = ("benchmark", "figure", "value", "spread", "target", "met", "note")
-DISTRIBUTIONS = ("tensorflow-cpu", "tensorflow", "numpy", "opencv-python-headless", "pycocotools", "mxnet", "horovod")
+DISTRIBUTIONS = (
+    "tensorflow-cpu",
+    "tensorflow",
+    "tf-keras",
+    "numpy",
+    "opencv-python-headless",
+    "pycocotools",
+    "mxnet",
+    "horovod",
+)
 NOTICED = 0.1  # part by which a value has to change to be pointed out
 # Others kept that many processors busy while a figure was measured.
 BUSY = 0.2
@@ -124,12 +134,12 @@ def describe_machine() -> dict[str, str]:
     }
 
 
-def format_results(machine: Mapping[str, str], outcomes: Iterable[Outcome]) -> str:
+def format_results(machine: Mapping[str, str], outcomes: Iterable[Outcome], session: str = "bench") -> str:
     """Format the file that is committed."""
     lines = "\n".join(f"- {name}: {value}" for name, value in machine.items())
     explanation = (
-        "Written by `nox -s bench -- --write_results`; later runs are compared with it. Candidates took turns (A B,\n"
-        "A B); a ratio is the median over the rounds, its spread the largest minus the smallest one."
+        f"Written by `nox -s {session} -- --write_results`; later runs are compared with it. Candidates took turns\n"
+        "(A B, A B); a ratio is the median over the rounds, its spread the largest minus the smallest one."
     )
     return f"# Results of the benchmarks\n\n{explanation}\n\n{lines}\n\n{format_table(list_rows(outcomes))}\n"
 

@@ -32,21 +32,29 @@ def find_torch() -> Path:
 
 
 @contextmanager
-def start_torch(network: str, dtype: str, batch: int) -> Iterator[Callable[[], None]]:
-    """Return a function that lets a process with PyTorch do one training step and waits; see torch_step.py."""
-    command = [str(find_torch()), str(ROOT / "benchmarks" / "torch_step.py"), network, dtype, str(batch)]
+def start_torch(
+    network: str, dtype: str, batch: int, *, device: str = "cpu", steps: int = 1
+) -> Iterator[Callable[[], float]]:
+    """Return a function that lets a process with PyTorch make training steps and waits; see torch_step.py.
+
+    It returns the most memory of a card until then, in GiB.
+    """
+    arguments = [network, dtype, str(batch), device, str(steps)]
+    command = [str(find_torch()), str(ROOT / "benchmarks" / "torch_step.py"), *arguments]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
     )
 
-    def step() -> None:
+    def step() -> float:
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("PyTorch's process has no pipes")
         process.stdin.write("\n")
         process.stdin.flush()
-        if not process.stdout.readline():
+        answer = process.stdout.readline().split()
+        if len(answer) != 2:
             raise RuntimeError(f"PyTorch's process ended with status {process.wait()}")
+        return float(answer[1])
 
     try:
         yield step

@@ -1,6 +1,7 @@
-"""Training steps of PyTorch to compare with: channels last, autocast; one for each line that comes in.
+"""Training steps of PyTorch to compare with: channels last, autocast; some for each line that comes in.
 
-Runs where there is PyTorch, and nothing of this project. Usage: python torch_step.py NETWORK fp32|bf16 BATCH
+It answers with the loss and the most memory of the card until then, in GiB. Runs where there is PyTorch, and nothing of
+this project. Usage: python torch_step.py NETWORK fp32|tf32|bf16 BATCH cpu|cuda STEPS
 """
 
 from __future__ import annotations
@@ -76,20 +77,26 @@ def build(network: str, batch: int) -> tuple[nn.Module, Any, Callable[[Any], Any
     return model, torch.randn(batch, 3, 224, 224), lambda result: nn.functional.cross_entropy(result, labels)
 
 
-def main(network: str, dtype: str, batch: int) -> None:
-    """Train on noise, a step a line."""
+def main(network: str, dtype: str, batch: int, device: str, steps: int) -> None:
+    """Train on noise, some steps a line; what is made is made on the device."""
+    torch.set_default_device(device)
+    torch.backends.cudnn.benchmark = True  # the fastest kernel of each convolution, as TensorFlow chooses it
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = dtype != "fp32"
     model, images, compute_loss = build(network, batch)
     model = model.train().to(memory_format=torch.channels_last)
     images = images.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, weight_decay=5e-4)
     for _ in sys.stdin:
-        optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bf16"):
-            loss = compute_loss(model(images))
-        loss.backward()
-        optimizer.step()
-        print(loss.item(), flush=True)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            with torch.autocast(device, dtype=torch.bfloat16, enabled=dtype == "bf16"):
+                loss = compute_loss(model(images))
+            loss.backward()
+            optimizer.step()
+        memory = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0
+        print(loss.item(), memory, flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    network, dtype, batch, device, steps = sys.argv[1:]
+    main(network, dtype, int(batch), device, int(steps))

@@ -177,7 +177,7 @@ def test_others_go_on_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcomes = {"matrix_peak": Outcome("matrix_peak", FIGURES), "startup": OUTCOMES[1]}
-    monkeypatch.setattr(program, "measure", lambda name, seconds: outcomes[name])
+    monkeypatch.setattr(program, "measure", lambda name, seconds, package: outcomes[name])
     monkeypatch.setattr(program, "RESULTS", tmp_path / "results.md")
     monkeypatch.setattr(program, "SHARES", {name: SHARES[name] for name in outcomes})
     path = tmp_path / "folder" / "bench.json"

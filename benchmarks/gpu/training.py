@@ -1,0 +1,44 @@
+"""Training the detector from records on a GPU by the program, to its last evaluation."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.gpu.card import open_card
+from benchmarks.gpu.programs import find_records, run_program
+from benchmarks.measurement import Figure, main
+
+TRAINING = ("--batch_size", 16, "--steps", 400, "--base_lr", 0.064, "--lr_schedule", "cosine", "--lr_warmup_steps", 60)
+LEAST_AP50 = 0.8
+
+
+def run(budget_seconds: float) -> Iterator[Figure]:
+    """Train."""
+    del budget_seconds
+    open_card()
+    with tempfile.TemporaryDirectory() as folder:
+        yield from train(Path(folder), "gpu")
+
+
+def train(folder: Path, device: str, flags: tuple[object, ...] = TRAINING) -> Iterator[Figure]:
+    """Train, evaluate and predict by the program."""
+    records = find_records()
+    model = folder / "model"
+    common = ("--model_dir", model, "--device", device)
+    begun = time.perf_counter()
+    run_program("gaudi_apps.ssd_train", "--data_dir", records, "--dtype", "bf16", *map(str, flags), *common)
+    seconds = time.perf_counter() - begun
+    rows = [json.loads(line) for line in (model / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()]
+    name = "ssd_train on BCCD from records, 400 steps of 16"
+    yield Figure(
+        f"{name}: AP50 of the validation", rows[-1]["AP50"], "of 1", least=LEAST_AP50, note=f"AP {rows[-1]['AP']:.3f}"
+    )
+    yield Figure(f"{name}: from the command to its end", seconds, "s")
+
+
+if __name__ == "__main__":
+    main(run)
