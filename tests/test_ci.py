@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -103,6 +104,13 @@ def test_a_lane_that_failed_runs_again(run: Callable[..., tuple[int, list[str]]]
         assert ran == ["broken"]
 
 
+def test_the_time_of_processors_is_told_by_lane(
+    run: Callable[..., tuple[int, list[str]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run("ops") == (0, ["ops"])
+    assert re.findall(r"ci: (\w+): passed in \d+ s, \d+ s of processors", capfd.readouterr().out) == ["ops"]
+
+
 def test_a_lane_is_recorded_before_the_others_have_ended(run: Callable[..., tuple[int, list[str]]]) -> None:
     assert run("ops", "seeing") == (0, ["ops", "ops.json"])
 
@@ -151,6 +159,20 @@ def test_every_lane_is_a_session(ci: ModuleType) -> None:
     assert [lane.session for lane in ci.LANES if f"\ndef {lane.session}(" not in defined] == []
     read = [ROOT / path for lane in ci.LANES for path in (*lane.paths, *ci.COMMON)]
     assert [path for path in read if not path.exists()] == []
+
+
+def test_what_a_lane_leaves_to_another_one_that_one_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only in the short form of CI; a session that is started by its name leaves nothing out."""
+    noxfile = runpy.run_path(str(ROOT / "noxfile.py"))
+    folders = [folder for left in noxfile["SHARED"].values() for folder in left]
+    assert len({*folders}) == len(folders)
+    assert [folder for folder in folders if not (ROOT / "packages/apps/tests" / folder).is_dir()] == []
+    for environ, is_short in (({}, False), ({"CI_LANE": "current"}, True), ({"CI_LANE": "x", "CI_FULL": "1"}, False)):
+        for name in ("CI_LANE", "CI_FULL"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        assert noxfile["is_short"]() == is_short
 
 
 def test_marks_stand_in_the_files_that_have_them() -> None:

@@ -18,6 +18,7 @@ import pytest
 import tyro
 from packaging.requirements import Requirement
 from tools.imports import read_modules
+from tools.release import make_parser as make_release_parser
 
 from gaudi_distributed.doctor.cli import parse_flags as parse_doctor
 from gaudi_distributed.errors import FlagError
@@ -31,7 +32,7 @@ DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "ARCHITECTURE.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("docs/**/*.md")),
     *sorted(ROOT.glob("packages/*/README.md")),
     *sorted(ROOT.glob("packages/*/docs/*.md")),
 ]
@@ -49,10 +50,14 @@ PROGRAMS = {
 }
 LAUNCHER = "gaudi-run"
 CONVERTER = ["python", "-m", "gaudi_models.weights"]
+RELEASE = ["python", "tools/release.py"]
 # What nobody runs here, and why.
 # They need a network, do nothing, never end, or need a cluster.
 NOT_RUN = {
     "git clone",
+    "git push",
+    "git tag",
+    "pre-commit install",
     "cd",
     "tensorboard --logdir",
     "sbatch",
@@ -111,8 +116,8 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "gaudi-datasets make-scenes --output_dir scenes --train 8 --val 2",
         f"{convert.format('train')} --output_dir records --split train",
         f"{convert.format('val')} --output_dir records --split val",
-        f"{train} --backbone resnet18 --batch_size 2 --steps 1 --no_evaluate",
-        f"{train} --mode export",
+        f"{train} --backbone resnet18 --dtype fp32 --batch_size 2 --steps 1 --no_evaluate",
+        f"{train} --dtype fp32 --mode export",
     ):
         program, *arguments = shlex.split(command)
         subprocess.run([Path(sys.executable).parent / program, *arguments], cwd=folder, check=True, timeout=600)
@@ -186,6 +191,7 @@ def test_command_in_documents_is_one(command: str, monkeypatch: pytest.MonkeyPat
         "python -m gaudi_models.weights a.pth",
         "gaudi-run doctor --batch_size 8",
         "gaudi-run install-horovod --with_torch",
+        "python tools/release.py changelog",
         "curl example",
     ],
 )
@@ -203,6 +209,8 @@ def check_command(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = next((name for name in PROGRAMS if words[: len(name.split())] == name.split()), None)
     if words[:3] == CONVERTER:
         parse_weights().parse_args(words[3:])
+    elif words[:2] == RELEASE:
+        make_release_parser().parse_args(words[2:])
     elif words[0] == LAUNCHER:
         check_launch(words[1:], monkeypatch)
     elif program is not None:

@@ -54,7 +54,7 @@ def test_blood_cells_are_learnt(trained_on_blood_cells: Any) -> None:
 
 def test_a_resnext_begins_to_learn_clothes(tmp_path: Path) -> None:
     """ResNeXt-50 for 30 steps: from the loss of a guess among ten classes, by more than batches differ."""
-    flags = "--batch_size 32 --image_size 64 --max_train_steps 30 --zero_gamma --dtype bf16 --display_steps 1"
+    flags = "--batch_size 32 --image_size 64 --max_train_steps 30 --zero_gamma --dtype fp32 --display_steps 1"
     schedule = "--base_learning_rate 0.064 --warmup_epochs 0.25 --disable_eval --resnet_size 50"
     folders: list[str | Path] = ["--data_dir", FOLDER / "clothing", "--model_dir", tmp_path / "run"]
     run("gaudi_apps.resnext_train", *flags.split(), *schedule.split(), *folders)
@@ -67,7 +67,7 @@ def test_a_resnext_begins_to_learn_clothes(tmp_path: Path) -> None:
 def test_numbers_that_are_none_end_a_training(blood_cells: Path, tmp_path: Path) -> None:
     shutil.copytree(blood_cells, tmp_path / "records")
     train: list[str | Path] = ["--data_dir", tmp_path / "records", "--batch_size", "4", "--steps", "3", "--no_evaluate"]
-    train += ["--backbone", "resnet18"]
+    train += ["--backbone", "resnet18", "--dtype", "fp32"]
     train += ["--model_dir", tmp_path / "run"]
     error = run_into_error(70, *train, "--base_lr", "inf")
     of_first_step = re.search(r"step 1: loss \S+ at rate (nan|inf), .*; image ids (\d+), (\d+, ){2}\d+\. ", error)

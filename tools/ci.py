@@ -3,7 +3,8 @@
 `python tools/ci.py` computes a fingerprint of all that a lane reads: its files in the checkout, the real data, the
 Python, the processor, and versions of system packages. A lane is skipped where its last passing run on this machine had
 the same fingerprint. Each lane that passes is recorded at once in the user's cache folder, `~/.cache/gaudi/ci`, so that
-what passed before an interruption is not run again. `CI_FULL=1` runs all.
+what passed before an interruption is not run again. `CI_FULL=1` runs all lanes, and each of them whole: without it, the
+lanes of versions share the tests of the programs, and of faults and numbers of ranks some stand for all.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -68,6 +70,16 @@ LANES = (
         (*SOURCES, "packages/apps/tests/conftest.py", "packages/apps/tests/inference"),
         debian=("chromium",),
     ),
+    Lane("deploy", (*SOURCES, "packages/apps/tests/conftest.py", "packages/apps/tests/detection"), newest=True),
+    # All documents, and the sources that the pages of the API and the figures are made of.
+    Lane(
+        "docs",
+        (
+            *("packages", "ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "docs", "mkdocs.yml", "benchmarks"),
+            *("configs", "notebooks", "tests/data/error_text", "tests/docsite"),
+        ),
+        debian=("chromium",),
+    ),
     Lane("torch_weights", ("packages/ops", "packages/models")),
 )
 
@@ -102,8 +114,8 @@ def main(root: Path, lanes: Sequence[Lane], environ: Mapping[str, str], jobs: in
     try:
         running = {pool.submit(run_session, root, session, environ): session for session in due}
         for done in as_completed(running):
-            session, (status, output) = running[done], done.result()
-            print(f"{output}ci: {session}: {'failed' if status else 'passed'}", flush=True)
+            session, (status, output, time_taken) = running[done], done.result()
+            print(f"{output}ci: {session}: {'failed' if status else 'passed'} in {time_taken}", flush=True)
             statuses.append(status)
             if not status:
                 record_passed(session, fingerprints[session], environ)
@@ -112,21 +124,22 @@ def main(root: Path, lanes: Sequence[Lane], environ: Mapping[str, str], jobs: in
     return next(filter(None, statuses), 0)
 
 
-def run_session(root: Path, session: str, environ: Mapping[str, str]) -> tuple[int, str]:
-    """Run a session of nox beside others; return its exit status and what it printed."""
+def run_session(root: Path, session: str, environ: Mapping[str, str]) -> tuple[int, str, str]:
+    """Run a session of nox beside others; return its exit status, what it printed, and the time that it took.
+
+    The time is told twice, for beside others only that of the processors says what a lane costs.
+    """
     command = [sys.executable, "-m", "nox", "-s", session]
     variables = {**os.environ, **environ, "CI_LANE": session}
-    done = subprocess.run(
-        command,
-        cwd=root,
-        check=False,
-        env=variables,
-        text=True,
-        errors="replace",
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    return done.returncode, done.stdout
+    started = time.monotonic()
+    with tempfile.TemporaryFile() as printed:
+        process = subprocess.Popen(command, cwd=root, env=variables, stdout=printed, stderr=subprocess.STDOUT)
+        _, status, used = os.wait4(process.pid, 0)  # of the session and of all that it waited for
+        process.returncode = os.waitstatus_to_exitcode(status)
+        printed.seek(0)
+        output = printed.read().decode(errors="replace")
+    wall, processor = time.monotonic() - started, used.ru_utime + used.ru_stime
+    return process.returncode, output, f"{wall:.0f} s, {processor:.0f} s of processors"
 
 
 def compute_fingerprint(root: Path, lane: Lane, environ: Mapping[str, str]) -> str:

@@ -26,6 +26,8 @@ NAMES = ("ops", "datasets", "models", "distributed", "apps")
 TENSORFLOWS = {"tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-rocm", "intel-tensorflow", "tf-nightly"}
 # Extras that bring TensorFlow: the build for GPUs is large, so it is only resolved.
 WITH_TENSORFLOW, ONLY_RESOLVED = {"tensorflow", "tensorflow-cpu"}, {"tensorflow"}
+# The pinned NumPy is that of MXNet, and OpenVINO needs a later one.
+UNPINNED = {("apps", "openvino")}
 # What an extra is for, imported with it; the other extras are for tests and for what the package does with TensorFlow.
 IMPORTS = {
     ("ops", "tensorflow-cpu"): "gaudi_ops.tf",
@@ -41,6 +43,7 @@ IMPORTS = {
         "tensorflow-cpu",
     ): "gaudi_apps.training.run, gaudi_apps.detection.detector, gaudi_apps.classification.task",
     ("apps", "export"): "onnx, onnxruntime",
+    ("apps", "openvino"): "nncf, openvino",
     ("apps", "mxnet"): "gaudi_apps.training.run, gaudi_apps.mxnet.task",
     ("apps", "mlperf"): "mlperf_logging.mllog",
     ("apps", "mlflow"): "mlflow, gaudi_apps.training.loggers",
@@ -78,12 +81,13 @@ class Environment:
         uv("venv", "--quiet", "--clear", "-p", python, str(self.folder))
         return self
 
-    def install(self, dist: Path, *requirements: str, dry: bool = False) -> str:
+    def install(self, dist: Path, *requirements: str, dry: bool = False, pinned: bool = True) -> str:
         """Install requirements, ours from the folder of wheels; returns what uv says. `dry`: only resolve them."""
         flags = ["--dry-run"] if dry else ["--quiet"]
         # uv keeps wheels of a folder by their names alone, so one of an earlier run would be taken for the new one.
         flags += [f"--refresh-package=gaudi-{name}" for name in NAMES]
-        arguments = ("-p", str(self.folder), "--find-links", str(dist), "-c", str(CONSTRAINTS))
+        arguments = ["-p", str(self.folder), "--find-links", str(dist)]
+        arguments += ["-c", str(CONSTRAINTS)] if pinned else []
         said = uv("pip", "install", *flags, *arguments, *requirements)
         for wheel in dist.glob("gaudi_*.whl"):
             record = f"{'-'.join(wheel.name.split('-')[:2])}.dist-info/RECORD"
@@ -103,6 +107,12 @@ class Environment:
         """List the distributions that it holds."""
         lines = uv("pip", "freeze", "-p", str(self.folder)).splitlines()
         return {re.split(r"[ =@]", line)[0].lower() for line in lines if line}
+
+    def list_versions(self, names: Sequence[str]) -> dict[str, str]:
+        """List the versions of those distributions that it holds."""
+        lines = uv("pip", "freeze", "-p", str(self.folder)).splitlines()
+        held = dict(line.split("==") for line in lines if "==" in line)
+        return {name: held[name] for name in names if name in held}
 
     def check(self) -> None:
         """Raise CheckError if two distributions do not agree."""
@@ -176,7 +186,9 @@ def check_alone(name: str, dist: Path, folder: Path) -> None:
 def check_extra(name: str, extra: str, dist: Path, folder: Path) -> None:
     """Check that an extra brings its libraries, and one TensorFlow only if its name says so."""
     environment = Environment(folder).create()
-    said = environment.install(dist, f"gaudi-{name}[{extra}]", dry=extra in ONLY_RESOLVED)
+    said = environment.install(
+        dist, f"gaudi-{name}[{extra}]", dry=extra in ONLY_RESOLVED, pinned=(name, extra) not in UNPINNED
+    )
     if extra in ONLY_RESOLVED:
         found = {word.lower() for word in re.findall(r"^ \+ ([\w.-]+)==", said, re.MULTILINE)} & TENSORFLOWS
     else:

@@ -25,8 +25,16 @@ GROUPED = ("groups", "groups_in_graph", "groups_of_one")
 Results = list[dict[str, list[np.ndarray[Any, Any]]]]
 
 
+SHORT = (("gloo", 2), ("multi_worker", 2), ("mpi", 4))  # they stand for the rest where time counts
+
+
 @pytest.fixture(
-    scope="module", params=[(way, size) for size in (2, 4) for way in ENGINES], ids=lambda p: f"{p[0]}-{p[1]}"
+    scope="module",
+    params=[
+        pytest.param((way, size), marks=() if (way, size) in SHORT else pytest.mark.whole, id=f"{way}-{size}")
+        for size in (2, 4)
+        for way in ENGINES
+    ],
 )
 def results(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, start_ranks: Callable[..., str]

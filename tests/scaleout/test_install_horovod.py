@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+# Where the wheel is that is installed beside these tests, which get a cache of their own: it is not built twice.
+CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
 # What a rank of either framework prints: where its Horovod is, and the sum over the ranks.
 TALK = {
     "tensorflow": "import tensorflow as f; one = f.constant(1.0)",
@@ -36,7 +38,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     (packages / "frameworks.pth").write_text("\n".join(ours) + "\n")
     python = folder / "bin" / "python"
     command = [sys.executable, "-m", "gaudi_distributed.launch", "install-horovod", "--python", str(python), "--json"]
-    done = subprocess.run([*command, "--with_mxnet"], capture_output=True, text=True, check=False, timeout=1800)
+    environ = {**os.environ, "XDG_CACHE_HOME": CACHE}
+    done = subprocess.run(
+        [*command, "--with_mxnet"], env=environ, capture_output=True, text=True, check=False, timeout=1800
+    )
     assert done.returncode == 0, done.stderr
     return python, json.loads(done.stdout)
 

@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).with_name("mxnet_communicator_script.py")
 SHAPES = 3
 
 
-@pytest.mark.parametrize(("way", "size"), [("gloo", 2), ("gloo", 4), ("mpi", 2)])
+@pytest.mark.parametrize(("way", "size"), [pytest.param("gloo", 2, marks=pytest.mark.whole), ("gloo", 4), ("mpi", 2)])
 def test_all_ranks_get_the_same(tmp_path: Path, start_ranks: Callable[..., str], way: str, size: int) -> None:
     start_ranks(way, size, [str(SCRIPT), str(tmp_path)])
     ranks = [np.load(tmp_path / f"rank_{rank}.npz") for rank in range(size)]

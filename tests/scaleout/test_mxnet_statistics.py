@@ -23,7 +23,9 @@ for number, group in enumerate(np.split(images, int(sys.argv[4]))):
 """
 
 
-@pytest.mark.parametrize(("way", "size", "group_size"), [("gloo", 2, 2), ("mpi", 2, 2), ("gloo", 4, 2)])
+@pytest.mark.parametrize(
+    ("way", "size", "group_size"), [pytest.param("gloo", 2, 2, marks=pytest.mark.whole), ("mpi", 2, 2), ("gloo", 4, 2)]
+)
 def test_a_group_computes_what_one_process_does_with_all_its_images(
     tmp_path: Path, start_ranks: Any, way: str, size: int, group_size: int
 ) -> None:

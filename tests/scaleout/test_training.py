@@ -156,7 +156,10 @@ def assert_equal_states(output: str, folder: Path, size: int) -> None:
 
 def assert_same_training(found: Checkpoint, expected: Checkpoint) -> None:
     """Check that weights are equal but for rounding, and images equal in the same order."""
-    assert found.metadata == expected.metadata
+    one, other = dict(found.metadata), dict(expected.metadata)
+    # The hashes of the rows that both wrote: their losses are rounded in other orders.
+    assert len(one.pop("history")) == len(other.pop("history"))
+    assert one == other
     assert find_difference(found, expected) < 1e-4
 
 
@@ -171,7 +174,12 @@ def find_difference(one: Checkpoint, other: Checkpoint) -> float:
 
 @pytest.mark.parametrize(
     ("network", "way", "size"),
-    [("ssd", "mpi", 2), *(("small_ssd", way, size) for way in WAYS for size in (2, 4))],
+    [
+        ("ssd", "mpi", 2),
+        *(("small_ssd", way, 4) for way in ("gloo", "multi_worker")),
+        *(pytest.param("small_ssd", way, 2, marks=pytest.mark.whole) for way in WAYS),
+        pytest.param("small_ssd", "mpi", 4, marks=pytest.mark.whole),
+    ],
 )
 def test_ssd(
     request: pytest.FixtureRequest,
@@ -196,8 +204,9 @@ def test_ssd(
     [
         ("resnet", "gloo", 2),
         ("resnet", "mirrored", 2),
-        *(("small_resnet", start, size) for start in ("openmpi", "gloo") for size in (2, 4)),
-        ("small_resnet", "multi_worker", 4),
+        *(("small_resnet", start, 4) for start in ("openmpi", "multi_worker")),
+        *(pytest.param("small_resnet", start, 2, marks=pytest.mark.whole) for start in ("openmpi", "gloo")),
+        pytest.param("small_resnet", "gloo", 4, marks=pytest.mark.whole),
     ],
 )
 def test_resnet_with_lars(
@@ -266,7 +275,20 @@ def test_ranks_agree_on_the_split_and_follow_the_recipe_of_rank_0(tmp_path: Path
     (folder / "recipe.json").write_text(json.dumps(Recipe(choices, minutes=60.0, is_fitted=True).to_document()))
     program = tmp_path / "program.py"
     program.write_text(OWN_SSD)
-    flags = ("--data", data, "--minutes", 60, "--val_share", 0.3, "--model_dir", "run", "--device", "cpu")
+    flags = (
+        "--data",
+        data,
+        "--minutes",
+        60,
+        "--val_share",
+        0.3,
+        "--model_dir",
+        "run",
+        "--device",
+        "cpu",
+        "--dtype",
+        "fp32",
+    )
     output = run(*list_launch("gloo", 2), program, tmp_path, *flags)
     assert_equal_states(output, folder, 1)
     log = (tmp_path / "machine_1" / "run" / "worker_1" / "log.txt").read_text()
