@@ -34,6 +34,10 @@ with contextlib.suppress(ImportError):  # most packages have no tyro
 
     vars(_unsafe_cache)["sys"] = types.SimpleNamespace(modules={})
 
+# TensorFlow leaves oneDNN's kernels off where a processor lacks AVX512_VNNI and the like. Without them it has neither
+# channels first nor gradients of groups there, with which ours are compared.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+
 # It ends only what would never end, so it is far more than a busy machine takes.
 PATIENCE_SECONDS = 600.0
 

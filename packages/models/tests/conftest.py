@@ -6,6 +6,7 @@ import io
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,3 +74,10 @@ class Assembly:
 @pytest.fixture(scope="session")
 def assembly() -> Callable[[Any], bytes]:
     return Assembly()
+
+
+@pytest.fixture(scope="session")
+def bf16_kernels() -> None:
+    """Skip a test where MXNet has no kernels in bfloat16: on processors without AVX-512."""
+    if "avx512bw" not in Path("/proc/cpuinfo").read_text().split():
+        pytest.skip("MXNet's kernels in bfloat16 need AVX-512, which this processor lacks")

@@ -83,6 +83,7 @@ def test_blocks_start_as_the_identity() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bf16_kernels")
 def test_bfloat16_is_near_float32(images: Any) -> None:
     values: list[list[npt.NDArray[np.float32]]] = []
     for precision in ("fp32", "bf16"):

@@ -70,7 +70,11 @@ def test_channels_last_is_the_same() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_every_batch_norm_of_the_network_is_reduced_under_a_name_of_its_own(precision: Any) -> None:
+def test_every_batch_norm_of_the_network_is_reduced_under_a_name_of_its_own(
+    request: pytest.FixtureRequest, precision: Any
+) -> None:
+    if precision == "bf16":
+        request.getfixturevalue("bf16_kernels")
     names: list[str] = []
 
     def reduce_statistics(array: Any, name: str) -> Any:

@@ -140,8 +140,13 @@ def _find_fault(device: Any, precision: Precision, layout: Layout) -> str:
     """Return the last line of MXNet's error from a small step; empty if it succeeds."""
     import mxnet as mx
 
+    from gaudi_distributed.devices.machine import Machine, gather_processor
     from gaudi_models.mxnet.layers import COMPUTE_DTYPES, Convolution
 
+    if device.device_type == "cpu" and precision == "bf16":
+        instructions = gather_processor(Machine(), os.sched_getaffinity(0)).flags
+        if instructions and "avx512bw" not in instructions:  # oneDNN would say less, and more often
+            return "bf16 on a processor needs AVX-512, which this one lacks"
     try:
         dtype = COMPUTE_DTYPES[precision]
         layer = Convolution(16, 3, channels=16, layout=layout, dtype=dtype, prefix="probe_")
