@@ -373,10 +373,8 @@ def test_what_was_changed_while_stopped_is_written_again(name: str, damage: str,
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_shards_that_were_changed_before_they_are_renamed_are_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(9, tmp_path / "whole")
+def stop_while_renaming(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convert until one of three shards has its name."""
 
     def stop(draft: Path, path: Path) -> None:
         if path.name.startswith("train-00001"):
@@ -386,7 +384,39 @@ def test_shards_that_were_changed_before_they_are_renamed_are_written_again(
     with monkeypatch.context() as patched:
         patched.setattr("gaudi_datasets.records.conversion.publish_file", stop)
         with pytest.raises(KeyboardInterrupt):
-            write(9, tmp_path / "out")
+            write(9, folder)
+
+
+def test_another_conversion_that_was_stopped_while_renaming_is_finished_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(9, tmp_path / "whole")
+    write(5, tmp_path / "other", fingerprint="y")
+    stop_while_renaming(tmp_path / "out", monkeypatch)
+    with pytest.raises(UnsafeError, match="has records"):
+        write(5, tmp_path / "out", fingerprint="y")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    write(5, tmp_path / "out", fingerprint="y", overwrite=True)
+    assert contents(tmp_path / "out") == contents(tmp_path / "other")
+
+
+def test_a_changed_shard_of_another_stopped_conversion_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_while_renaming(tmp_path / "out", monkeypatch)
+    draft = tmp_path / "out" / ".unfinished-train" / "train-00002-of-00003.tfrecord"
+    draft.write_bytes(b"changed")
+    with pytest.raises(UnsafeError) as raised:
+        write(5, tmp_path / "out", fingerprint="y", overwrite=True)
+    assert raised.value.path == str(tmp_path / "out" / draft.name)
+    assert draft.read_bytes() == b"changed"
+
+
+def test_shards_that_were_changed_before_they_are_renamed_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(9, tmp_path / "whole")
+    stop_while_renaming(tmp_path / "out", monkeypatch)
     published, draft = tmp_path / "out", tmp_path / "out" / ".unfinished-train"
     (published / "train-00000-of-00003.tfrecord").write_bytes(b"changed")
     (draft / "train-00002-of-00003.tfrecord").unlink()

@@ -108,7 +108,8 @@ def write_shards(
 
     Raises:
         UnsafeError: records of this split that were made of something else are there and `overwrite` is not set, or are
-            in no manifest; or another process is writing them.
+            in no manifest; another process is writing them; or another call was stopped while its shards were renamed,
+            and one of them was changed since. If none was, that call is finished first.
         DataError: the same call was done before, and its manifest or a shard was changed since.
         ChildProcessError: a worker process was killed.
         FlagError: there would be more shards than 1024, or than examples.
@@ -131,6 +132,8 @@ def write_shards(
         if plan is not None and plan["manifest"][JOB_IDENTITY] == identity:
             _write_again(plan["manifest"]["shards"], write, staging, output_dir)
             return _publish(plan, staging, output_dir, split)
+        if plan is not None:
+            _publish_other(plan, staging, output_dir, split)
         if plan is not None or not job.exists() or read_text(job, errors="replace") != identity:
             shutil.rmtree(staging)  # else of a job that was stopped, what is whole is kept
             staging.mkdir()
@@ -368,6 +371,22 @@ def _write_again(rows: Sequence[Mapping[str, Any]], write: WriteShard, staging: 
             )
         with open_regular_file(staging / name) as file:
             sync_file(file)
+
+
+def _publish_other(plan: Mapping[str, Any], staging: Path, output_dir: Path, split: str) -> None:
+    """Finish the renaming of another call that was stopped in it: some of the records that it replaces are gone.
+
+    Raises:
+        UnsafeError: a shard was changed since; only that call could write it again.
+    """
+    rows = plan["manifest"]["shards"]
+    for number in _list_changed(rows, staging, output_dir):
+        raise UnsafeError(
+            f"was changed since a conversion of split {split!r} from something else was stopped",
+            path=output_dir / rows[number]["name"],
+            remedy=f"repeat that one, or remove {staging} and the records of this split",
+        )
+    _publish(plan, staging, output_dir, split)
 
 
 def _list_changed(rows: Sequence[Mapping[str, Any]], staging: Path, output_dir: Path) -> list[int]:
