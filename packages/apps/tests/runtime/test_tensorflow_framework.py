@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from gaudi_apps.runtime.tensorflow import warn_of_bf16
+from gaudi_distributed.devices.machine import Processor
+
 # Chooses a Gaudi, which is not here, and ends where TensorFlow would be imported.
 START = """
 import os, sys
@@ -64,3 +67,14 @@ def test_another_ranks_gaudi_is_refused() -> None:
     assert "HLS_MODULE_ID is '0', and rank 1 " in done.stderr
     assert "HLS1 has 1; unset" in done.stderr
     assert done.returncode
+
+
+@pytest.mark.parametrize(
+    ("instructions", "warned"),
+    [("avx2", True), ("avx2 avx512f", True), ("avx512f avx512_bf16", False), ("amx_bf16", False), ("", False)],
+)
+def test_bf16_is_warned_of_where_the_processor_has_no_instructions_for_it(
+    instructions: str, warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warn_of_bf16(Processor("x86_64", "", frozenset(instructions.split()), 2, 2, 1))
+    assert ("--dtype fp32" in capsys.readouterr().err) == warned

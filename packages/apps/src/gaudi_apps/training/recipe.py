@@ -311,8 +311,7 @@ def find_host(flags: Any) -> Host:
 
     device = choose_device(flags.device, use_hpu=not flags.no_hpu)
     processors = min(count_processors(), flags.max_cpus or count_processors())
-    instructions = gather_processor(Machine(), os.sched_getaffinity(0)).flags
-    has_bf16 = device != "cpu" or bool({"amx_bf16", "avx512_bf16"} & instructions)
+    has_bf16 = device != "cpu" or bool(gather_processor(Machine(), os.sched_getaffinity(0)).bf16_by)
     return Host(device, processors, has_bf16)
 
 

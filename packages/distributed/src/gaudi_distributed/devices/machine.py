@@ -224,6 +224,11 @@ class Processor:
     quota: float | None = None
     onednn: bool = True
 
+    @property
+    def bf16_by(self) -> str:
+        """Name the instructions by which oneDNN computes in bfloat16; empty where fp32 is faster for lack of them."""
+        return "AMX" if "amx_bf16" in self.flags else "AVX512_BF16" if "avx512_bf16" in self.flags else ""
+
 
 def gather_processor(machine: Machine, usable: Collection[int], architecture: str | None = None) -> Processor:
     """Return the processor of this machine; `usable` are the numbers of the logical processors that may be used."""

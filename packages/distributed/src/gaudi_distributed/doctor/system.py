@@ -57,8 +57,7 @@ def check_bf16(processor: Processor, device: DeviceKind) -> Finding:
     oneDNN computes in bfloat16 with AMX (by tiles) or AVX512_BF16 (by dot products); with other AVX-512 it converts to
     fp32 and back, and without AVX-512 TensorFlow does that one value after another.
     """
-    flags = processor.flags
-    by = "AMX" if "amx_bf16" in flags else "AVX512_BF16" if "avx512_bf16" in flags else None
+    by = processor.bf16_by or None
     measured = {"by": by, "onednn": processor.onednn}
     if device != "cpu":
         return ok("bf16", f"computed by the {device}", **measured)
@@ -67,7 +66,7 @@ def check_bf16(processor: Processor, device: DeviceKind) -> Finding:
     if by is not None:
         text = f"the processor has {by}, and TF_ENABLE_ONEDNN_OPTS switches off what uses it"
         return warning("bf16", text, "unset TF_ENABLE_ONEDNN_OPTS", **measured)
-    how = "converted to fp32 and back" if "avx512f" in flags else "computed by no instruction of this processor"
+    how = "converted to fp32 and back" if "avx512f" in processor.flags else "computed by none of its instructions"
     return warning("bf16", f"slow on this processor: {how}", "choose --dtype fp32 on it", **measured)
 
 
