@@ -17,7 +17,7 @@ def run(capfd: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
 
 
 def test_commands_lead_from_nothing_to_a_trained_model() -> None:
-    commands = demo.list_commands(demo.DemoFlags(output_dir=Path("out"), steps=100, train=30, val=7))
+    commands = demo.list_commands(demo.DemoFlags(output_dir=Path("out"), steps=100, train=30, val=7), "bf16")
     assert commands[0][:2] == ["gaudi_datasets", "make-scenes"]
     assert [command[:3] for command in commands[1:3]] == [["gaudi_datasets", "convert", "coco"]] * 2
     assert commands[0][2:] == ["--output_dir", "out/scenes", "--train", "30", "--val", "7"]
@@ -25,26 +25,26 @@ def test_commands_lead_from_nothing_to_a_trained_model() -> None:
     assert commands[3][0] == "gaudi_apps.ssd_train"
 
 
-@pytest.mark.parametrize("steps", [1, 4, 440])
-def test_the_training_command_is_a_good_one(steps: int) -> None:
-    command = demo.list_commands(demo.DemoFlags(steps=steps))[-1]
+@pytest.mark.parametrize(("steps", "dtype"), [(1, "bf16"), (4, "fp32"), (440, "bf16")])
+def test_the_training_command_is_a_good_one(steps: int, dtype: str) -> None:
+    command = demo.list_commands(demo.DemoFlags(steps=steps), dtype)[-1]
     config = parse_config(SSDConfig, command[1:], prog="ssd_train", description="")
     validate(config)
     assert (config.run.steps, config.data.data_dir) == (steps, "runs/demo/records")
     assert config.schedule.lr_warmup_steps <= max(1, steps // 2)
-    assert config.device.dtype == "bf16"
+    assert config.device.dtype == dtype
 
 
 def test_it_ends_with_the_first_command_that_fails(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     help_text, wrong = ["gaudi_apps.ssd_train", "--help"], ["gaudi_apps.ssd_train", "--batch_sice", "8"]
-    monkeypatch.setattr(demo, "list_commands", lambda flags: [wrong, help_text])
+    monkeypatch.setattr(demo, "list_commands", lambda flags, dtype: [wrong, help_text])
     status, out, err = run(capfd)
     assert status == 64
     assert out == "$ python -m gaudi_apps.ssd_train --batch_sice 8\n"
     assert "did you mean --batch_size?" in err
-    monkeypatch.setattr(demo, "list_commands", lambda flags: [help_text])
+    monkeypatch.setattr(demo, "list_commands", lambda flags, dtype: [help_text])
     assert run(capfd)[0] == 0
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from gaudi_apps.cli.flags import DeviceFlags
+from gaudi_apps.training.recipe import choose_type, find_host
 from gaudi_datasets.flags import parse_flags
 from gaudi_ops.program import run_program, say
 
@@ -45,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _run(arguments: Sequence[str]) -> int:
     flags = parse_flags(DemoFlags, arguments, prog=f"python -m {PROG}", description=__doc__)
-    for command in list_commands(flags):
+    for command in list_commands(flags, str(choose_type(find_host(DeviceFlags())).value)):
         say(f"$ python -m {shlex.join(command)}")
         status = subprocess.run([sys.executable, "-m", *command], check=False).returncode
         if status != 0:
@@ -53,8 +55,8 @@ def _run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def list_commands(flags: DemoFlags) -> list[list[str]]:
-    """List the commands of the demonstration, each a module and its arguments."""
+def list_commands(flags: DemoFlags, dtype: str) -> list[list[str]]:
+    """List the commands of the demonstration, each a module and its arguments; `dtype` is that of the training."""
     scenes, records, model = (flags.output_dir / name for name in ("scenes", "records", "model"))
     make = ["--output_dir", str(scenes), "--train", str(flags.train), "--val", str(flags.val)]
     commands = [["gaudi_datasets", "make-scenes", *make]]
@@ -67,8 +69,8 @@ def list_commands(flags: DemoFlags) -> list[list[str]]:
     warmup_steps = min(80, flags.steps // 2)
     schedule = f"--steps {flags.steps} --base_lr 0.08 --lr_schedule cosine --lr_warmup_steps {warmup_steps}"
     # A mirrored digit is none.
-    others = "--batch_size 8 --flip_probability 0 --log_steps 10"
-    commands.append(["gaudi_apps.ssd_train", *paths, *schedule.split(), *others.split()])
+    others = "--batch_size 8 --flip_probability 0 --log_steps 10 --dtype"
+    commands.append(["gaudi_apps.ssd_train", *paths, *schedule.split(), *others.split(), dtype])
     return commands
 
 
