@@ -25,7 +25,8 @@ def build_small_ssd(
 
     layers, spec = keras.layers, spec or SSD300
     images = keras.Input([spec.image_size, spec.image_size, 3], name="images")
-    x = layers.AveragePooling2D(50, name="pool", dtype=dtype)(images)
+    # In float32, for without AVX-512 TensorFlow adds values of bfloat16 in it: those of 2500 pixels are lost.
+    x = layers.AveragePooling2D(50, name="pool", dtype="float32")(images)
     x = make_batch_norm(reduce_statistics, momentum=0.9, name="conv1_bn", dtype=dtype)(x)
     x = layers.Flatten(name="flatten", dtype=dtype)(x)
     x = layers.Dense(128, activation="relu", name="hidden", dtype=dtype)(x)
