@@ -342,15 +342,15 @@ def test_weights_of_lars_at_large_rates(base: float, twin: Twin) -> None:
     """With the gradients that the program saw, for such rates amplify what float32 rounds in the gradients.
 
     `test_weights_in_float64` proves the rule. The bound here is above 1e-6 because of what float32 rounds in 50
-    updates, 5e-7 to 1.05e-6 with the oldest and the newest TensorFlow. With gradients of its own, float32 NumPy is up
-    to 1.6e-6 away from float64 NumPy, over eight seeds.
+    updates: 5e-7 to 1.55e-6, by TensorFlow's version and by the processor's instructions. With gradients of its own,
+    float32 NumPy is up to 1.6e-6 away from float64 NumPy, over eight seeds. Other rules are 5e-6 away or more.
     """
     visited: list[Weights] = []
     app = open_app("resnet_train", f"--train_epochs 50 --optimizer LARS --base_learning_rate {base}")
     found, _ = train(app, BATCH, visited)
     rate = polynomial_with_warmup(base, 3, 50)
     expected = twin.train(rate, lars(0.9, 1e-4, 1e-7), visited)
-    assert find_difference(found, expected) < 1.5e-6
+    assert find_difference(found, expected) < 2.5e-6
     for other in (lars(0.9, 2e-4, 1e-7), keras_sgd(0.0, 1e-4)):
         assert find_difference(twin.train(rate, other, visited), expected) > 5e-6
 
