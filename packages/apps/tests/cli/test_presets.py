@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_apps.cli import launch
+from gaudi_apps.cli import presets
 from gaudi_apps.mxnet import submission
 from gaudi_distributed.errors import FlagError
 from gaudi_distributed.launch.presets import SERVERS, load_presets
@@ -68,9 +68,9 @@ def test_what_would_run(name: str, describe: Callable[[str], str]) -> None:
 
 
 def test_every_preset_is_pinned_and_registered() -> None:
-    assert {*launch.PRESETS, *submission.PRESETS} <= set(LAUNCHES)
+    assert {*presets.PRESETS, *submission.PRESETS} <= set(LAUNCHES)
     assert {path.stem for path in GOLDEN.glob("*.txt")} == set(LAUNCHES)
-    assert load_presets() == {**SERVERS, **launch.PRESETS, **submission.PRESETS}
+    assert load_presets() == {**SERVERS, **presets.PRESETS, **submission.PRESETS}
 
 
 def test_a_preset_is_for_its_program(plan: Callable[..., str]) -> None:

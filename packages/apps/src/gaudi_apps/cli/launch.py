@@ -1,8 +1,7 @@
 """Start the processes that flags ask for, through the launcher of `gaudi-run`, or say what would be started.
 
 A process becomes the launcher, as the originals' demo scripts did. The launcher runs the same command as each rank, and
-that finds its rank in the environment and starts nothing further. `PRESETS` are the original command lines on Gaudis,
-which the launcher starts by name.
+that finds its rank in the environment and starts nothing further.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from gaudi_apps.cli.flags import DistributionFlags, HorovodFlags
@@ -24,7 +22,6 @@ from gaudi_distributed.cluster.rank_info import detect_rank, is_launched, write_
 from gaudi_distributed.comm.horovod_engine import require_horovod
 from gaudi_distributed.comm.opening import CommunicationOptions, Engine, find_engine
 from gaudi_distributed.devices.selection import DeviceKind, count_devices
-from gaudi_distributed.launch.presets import Preset
 from gaudi_ops.program import flush_output, say
 
 if TYPE_CHECKING:
@@ -355,43 +352,3 @@ def check_elastic(mode: str, flags: Any) -> None:
             "--use_horovod and --global_batch_size: give both, for the number of processes changes",
             flag="--use_horovod",
         )
-
-
-# The command lines of the originals' documents, without folders of data and results. A batch is that of a rank
-# with Horovod and that of all ranks with tf.distribute.
-_SSD = (
-    "ssd_train --use_horovod --epochs 64 --batch_size 128 --dtype bf16 --save_summary_steps 10 "
-    "--save_checkpoints_epochs 64"
-)
-# What the original's launcher adds where LARS is asked for on several devices.
-_LARS = (
-    "--optimizer LARS --base_learning_rate 9.5 --warmup_epochs 3 --lr_schedule polynomial --label_smoothing 0.1 "
-    "--weight_decay 0.0001 --single_l2_loss_op"
-)
-_RESNET = f"resnet_train --dtype bf16 --data_loader_image_type bf16 --train_epochs 40 --epochs_between_evals 40 {_LARS}"
-_RESNET_HOROVOD = f"{_RESNET} --batch_size 256 --use_horovod"
-_RESNET_STRATEGY = f"{_RESNET} --batch_size 2048 --distribution_strategy hpu"
-_RESNEXT = (
-    "resnext_train --use_horovod --dtype bf16 --data_loader_image_type bf16 --batch_size 128 --train_epochs 90 "
-    "--epochs_between_evals 90"
-)
-
-PRESETS: Mapping[str, Preset] = MappingProxyType(
-    {
-        "ssd-habana-8": Preset("SSD on 8 Gaudis", 1, 8, command=tuple(_SSD.split())),
-        "resnet-habana-8": Preset("ResNet-50 with LARS on 8 Gaudis", 1, 8, command=tuple(_RESNET_HOROVOD.split())),
-        "resnet-habana-16-tcp": Preset(
-            "ResNet-50 with LARS on two servers, HCCL over TCP",
-            *(2, 8),
-            scale_out="tcp",
-            command=tuple(_RESNET_HOROVOD.split()),
-        ),
-        "resnet-habana-8-tf": Preset(
-            "ResNet-50 with LARS on 8 Gaudis by tf.distribute",
-            *(1, 8),
-            backend="multi_worker",
-            command=tuple(_RESNET_STRATEGY.split()),
-        ),
-        "resnext-habana-8": Preset("ResNeXt-101 on 8 Gaudis", 1, 8, command=tuple(_RESNEXT.split())),
-    }
-)
