@@ -1,4 +1,4 @@
-"""Record the tensors of steps, in the order of computation, in a folder; read recordings, and compare steps with one."""
+"""Record the tensors of steps, in the order of computation, in a folder; read recordings, compare steps with them."""
 
 from __future__ import annotations
 
