@@ -217,7 +217,7 @@ def realdata(session: nox.Session) -> None:
 def demo(session: nox.Session) -> None:
     """Make scenes, train on them, and show what was learnt."""
     install_everything(session)
-    session.run("python", "-m", "gaudi_apps.cli.demo", *session.posargs)
+    session.run("python", "-m", "gaudi_apps.cli.run_commands", "demo", *session.posargs)
 
 
 @nox.session

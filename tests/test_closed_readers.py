@@ -21,11 +21,11 @@ MODULES = {
     "gaudi-apps": "gaudi_apps.cli.run_commands",
     "gaudi-run": "gaudi_distributed.launch",
     "weights": "gaudi_models.weights",
-    "demo": "gaudi_apps.cli.demo",
 }
 COMMANDS = [
     *(f"{program} --help" for program in MODULES),
     "gaudi-datasets convert coco --help",
+    "gaudi-apps demo --help",
     "gaudi-run doctor --help",
     "gaudi-run doctor --json",
     "gaudi-run --np 2 --dry_run ssd_train",

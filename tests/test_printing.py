@@ -14,7 +14,7 @@ PRINTER, COPY = "ops/src/gaudi_ops/program.py", "distributed/src/gaudi_distribut
 OTHERS = {
     "apps/src/gaudi_apps/inference/converters.py": 2,  # flushes around what a library in C writes
     "apps/src/gaudi_apps/inference/predictor.py": 1,  # asks if it is a terminal
-    "apps/src/gaudi_apps/training/parity_mode.py": 3,  # asks; moves all output to standard error under --json
+    "apps/src/gaudi_apps/training/comparisons.py": 3,  # asks; moves all output to standard error under --json
     "datasets/src/gaudi_datasets/commands/bench.py": 1,  # asks
     "datasets/src/gaudi_datasets/fetching/display.py": 1,  # asks
     "datasets/src/gaudi_datasets/program.py": 1,  # the stream of a line of progress, which `say` and `show_status` get

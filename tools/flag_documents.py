@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from gaudi_apps.classification.resnet import FORMER_FLAGS as RESNET
-from gaudi_apps.classification.resnext import FORMER_FLAGS as RESNEXT
 from gaudi_apps.detection.config import FORMER_FLAGS as SSD
 from gaudi_apps.mxnet.config import FORMER_FLAGS as SSD_MXNET
+from gaudi_apps.resnet_train import FORMER_FLAGS as RESNET
+from gaudi_apps.resnext_train import FORMER_FLAGS as RESNEXT
 from gaudi_datasets.arguments import FormerFlag
 from gaudi_datasets.cli import (
     BENCHMARK_DATALOADER,

@@ -46,8 +46,8 @@ IMPORTS = {
     ("apps", "openvino"): "nncf, openvino",
     ("apps", "mxnet"): "gaudi_apps.training.run, gaudi_apps.mxnet.task",
     ("apps", "mlperf"): "mlperf_logging.mllog",
-    ("apps", "mlflow"): "mlflow, gaudi_apps.training.loggers",
-    ("apps", "wandb"): "wandb, gaudi_apps.training.loggers",
+    ("apps", "mlflow"): "mlflow, gaudi_apps.training.history",
+    ("apps", "wandb"): "wandb, gaudi_apps.training.history",
     ("apps", "supervision"): "supervision, gaudi_apps.detection.detections",
 }
 # What the examples of a README need before they run, beside the package and its extras.

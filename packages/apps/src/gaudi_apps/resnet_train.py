@@ -6,19 +6,384 @@ TensorFlow is imported only once the flags are found good and there is something
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, NoReturn
 
-from gaudi_apps.classification.resnet import FORMER_FLAGS, ResNetConfig, make_train_config, validate
+from tyro.conf import arg
+
+from gaudi_apps.classification import flags
+from gaudi_apps.classification.flags import (
+    INNER_SWITCH,
+    ClassifierConfig,
+    DecayForm,
+    LearningConfig,
+    OptimizerKind,
+    RateKind,
+    ScheduleConfig,
+    TrainConfig,
+    check_common,
+    make_run_settings,
+)
+from gaudi_apps.cli.flag_rules import Switch, fixed, resume_safe
+from gaudi_apps.cli.flags import RecipeFlags
+from gaudi_apps.cli.launch import choose_batch, share_batch
 from gaudi_apps.cli.program import Program
 from gaudi_apps.runtime.settings import Distribution
-from gaudi_apps.training.plan import find_version_in
-from gaudi_apps.training.recipe import Recipe, find_host
+from gaudi_apps.training.plan import CURRENT, find_version_in
+from gaudi_apps.training.recipe import (
+    COSINE,
+    Choice,
+    Host,
+    Recipe,
+    choose_average,
+    choose_evaluations,
+    choose_steps,
+    choose_type,
+    find_host,
+)
+from gaudi_datasets.arguments import OFF, ON, FormerFlag, rename
+from gaudi_datasets.errors import FlagError
+from gaudi_datasets.program import count_things
 from gaudi_distributed.cluster.rank_info import RankInfo
+from gaudi_models.architectures import CLASSIFIERS
+from gaudi_ops.schedules import lars_defaults
 
 if TYPE_CHECKING:
     from gaudi_apps.cli.launch import LaunchReport
     from gaudi_apps.training.application import Application
+
+SAME_MODELS = {"resnet50_v1.5": "resnet50"}
+IMAGES_OF_BASE_RATE = 256
+
+
+class Preset(NamedTuple):
+    """Defaults of flags, chosen by another flag."""
+
+    optimizer: OptimizerKind
+    lr_schedule: RateKind
+    warmup_epochs: float
+    label_smoothing: float = 0.0
+    dropout: float = 0.0
+
+
+PRESETS = {
+    "SGD": Preset("SGD", "piecewise", 5),
+    "LARS": Preset("LARS", "polynomial", 3, label_smoothing=0.1),
+    "Adam": Preset("Adam", "constant", 0),
+    # The transfer to another data set, as of flowers.
+    "fine_tune": Preset("Adam", "cyclical", 0, label_smoothing=0.1, dropout=0.2),
+}
+LARS_RATE, LARS_RATE_OF_SEVERAL = 2.5, 9.5  # by the number of devices
+ADAM_RATE = 1e-3
+
+
+@dataclass(frozen=True)
+class TrainingFlags(flags.TrainingFlags):
+    """Network, initial weights, optimizer, learning rate, weight decay and loss.
+
+    --optimizer LARS and --fine_tune are presets, which set the defaults of other flags.
+    """
+
+    model: Annotated[str, fixed()] = "resnet50_v1.5"
+    """Network: resnet18, 34, 50, 101, 152, resnext50, 101, 152, or one of keras.applications, such as
+    resnet50v2_keras."""
+    weights: Annotated[str | None, arg(aliases=["--pretrained_filepath"]), fixed(per_side=True)] = None
+    """File of initial weights: torchvision .pth, Keras .h5, .npz, .safetensors, TensorFlow checkpoint, or a checkpoint
+    of this program. Weights that fit are loaded, the others are named."""
+    optimizer: Annotated[Literal["SGD", "LARS", "Adam"] | None, fixed()] = None
+    """Optimizer; by default SGD with momentum, and Adam with --fine_tune."""
+    lr_schedule: Annotated[Literal["piecewise", "polynomial", "constant", "cosine", "cyclical"] | None, fixed()] = None
+    """Learning rate after warm-up; by default piecewise, polynomial for LARS, cyclical with --fine_tune."""
+    base_lr: Annotated[float | None, arg(aliases=["--base_learning_rate"]), fixed(above=0, finite=False)] = None
+    """Learning rate for 256 images per step, by default .1. For a polynomial, LARS and Adam, learning rate of the run,
+    by default 2.5 for LARS (9.5 on several processes), .001 for Adam, and by the batch size for a polynomial."""
+    warmup_epochs: Annotated[float | None, fixed(minimum=0)] = None
+    """Number of epochs of linear warm-up; by default 5, 3 for LARS, 0 for Adam."""
+    end_learning_rate: Annotated[float, fixed(minimum=0)] = 1e-4
+    """Learning rate at the end of a polynomial schedule."""
+    initial_learning_rate: Annotated[float, fixed(minimum=0)] = 1e-4
+    """Lowest learning rate of a cyclical schedule."""
+    maximal_learning_rate: Annotated[float, fixed(above=0)] = 4e-3
+    """Highest learning rate of a cyclical schedule."""
+    step_size: Annotated[int, fixed(minimum=1)] = 40
+    """Number of steps from the lowest to the highest learning rate of a cyclical schedule."""
+    momentum: Annotated[float, fixed(minimum=0, below=1)] = 0.9
+    """Momentum of SGD and LARS; the learning rate is part of the velocity, as in Keras."""
+    weight_decay: Annotated[float, fixed(minimum=0)] = 1e-4
+    """Factor of the weight decay. For SGD and --fine_tune it is Keras' L2: the sum of the squares of kernels and head,
+    whose gradient is twice the weight. For Adam and --single_l2_loss_op it is half the sum of the squares of all
+    weights except those of batch norm."""
+    single_l2_loss_op: Annotated[Switch, fixed()] = False
+    """Add the weight decay to the loss as one term, which is reported as part of it."""
+    lars_epsilon: Annotated[float, fixed(minimum=0)] = 0.0
+    """Number to add to the norms that LARS divides by; 0: 1e-7."""
+    label_smoothing: Annotated[float | None, fixed(minimum=0, below=1)] = None
+    """Share of each label to spread over all classes; by default 0, and .1 for LARS and with --fine_tune."""
+
+
+@dataclass(frozen=True)
+class ReportFlags(flags.ReportFlags):
+    """Evaluation, log and checkpoints."""
+
+    no_evaluate: Annotated[Switch, arg(aliases=["--skip_eval"])] = False
+    log_steps: int = 100
+    """Steps between two reports of loss and speed, and between two points in TensorBoard."""
+    steps_per_loop: Annotated[int, resume_safe(minimum=1)] = 1
+    """Number of steps to compute in one call, with all of their batches in memory; signals are answered between
+    calls."""
+    enable_checkpoint_and_export: Annotated[Switch, resume_safe(short_run=False)] = False
+    """Export a SavedModel at the end of training."""
+
+
+@dataclass(frozen=True)
+class ResNetConfig(ClassifierConfig):
+    """Everything a run of resnet_train depends on."""
+
+    recipe: RecipeFlags = field(default_factory=RecipeFlags)
+    training: TrainingFlags = field(default_factory=TrainingFlags)
+    report: ReportFlags = field(default_factory=ReportFlags)
+
+
+def validate(config: ResNetConfig) -> None:
+    """Raise FlagError for the first flag whose value breaks a rule of its own or of another flag."""
+    run, training = config.run, config.training
+    if training.base_lr is not None and _find_schedule(config) == "cyclical":
+        raise FlagError(
+            "--base_lr: a cyclical schedule has none",
+            flag="--base_lr",
+            remedy="give --maximal_learning_rate instead",
+        )
+    if not training.maximal_learning_rate > training.initial_learning_rate:
+        raise FlagError(
+            f"--maximal_learning_rate {training.maximal_learning_rate:g}: must be above --initial_learning_rate, "
+            f"{training.initial_learning_rate:g}",
+            flag="--maximal_learning_rate",
+        )
+    if SAME_MODELS.get(training.model, training.model) not in CLASSIFIERS:
+        raise FlagError(
+            f"--model {training.model}: is none of {', '.join([*SAME_MODELS, *CLASSIFIERS])}", flag="--model"
+        )
+    if training.fine_tune and run.mode == "train" and not training.weights:
+        raise FlagError("--fine_tune: needs --weights, the weights that give the features", flag="--fine_tune")
+    if config.report.enable_checkpoint_and_export and config.data.use_fake_data:
+        raise FlagError(
+            "--enable_checkpoint_and_export: an export is checked on images, so give --data_dir",
+            flag="--enable_checkpoint_and_export",
+        )
+    skips = "no_evaluate" if config.report.no_evaluate else None
+    found = config.recipe.data
+    check_common(config, run.mode, steps=run.steps, steps_flag="--steps", skips_evaluation=skips, found=found)
+
+
+def make_train_config(
+    config: ResNetConfig, distribution: Distribution | None = None, version: int = CURRENT
+) -> TrainConfig:
+    """Make the TrainConfig of validated flags, for one of the processes that train together."""
+    distribution = distribution or Distribution()
+    run, training, report = config.run, config.training, config.report
+    evaluates, workers = not config.report.no_evaluate, distribution.rank_info.size
+    preset = _find_preset(config)
+    smoothing, dropout = training.label_smoothing, training.dropout
+    global_batch = share_batch(config.distribution, config.data.batch_size, workers)
+    return TrainConfig(
+        flags=config,
+        run=make_run_settings(
+            config,
+            distribution,
+            log_every=report.log_steps,
+            summary_every=report.log_steps,
+            profile=report.profile,
+            weights=training.weights,
+            evaluates=evaluates,
+            steps=run.steps,
+            steps_per_call=report.steps_per_loop,
+            recipe=config.recipe,
+        ),
+        recipe=config.recipe,
+        model=SAME_MODELS.get(training.model, training.model),
+        rate=_make_rate(config, preset, global_batch, workers).for_version(version),
+        learning=LearningConfig(
+            optimizer=training.optimizer or preset.optimizer,
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+            lars_epsilon=training.lars_epsilon,
+            single_l2=training.single_l2_loss_op,
+            label_smoothing=preset.label_smoothing if smoothing is None else smoothing,
+            dropout=preset.dropout if dropout is None else dropout,
+            mixup_alpha=training.mixup_alpha,
+            ema_decay=run.ema_decay,
+            pruning=config.pruning if config.pruning.pruning_method else None,
+            momentum_form="keras" if version > 1 else "tensorflow1",
+            decay_form=_find_decay_form(config) if version > 1 else "half_squares",
+        ),
+        global_batch=global_batch,
+        min_crop_area=config.data.least_crop_area or 0.05,
+        eval_images=config.report.eval_samples,
+        checkpoint_steps=report.save_checkpoints_steps,
+        eval_epochs=config.report.eval_epochs if evaluates else 0.0,
+        export_at_end=f"{run.model_dir}/export" if report.enable_checkpoint_and_export else None,
+    )
+
+
+def _find_decay_form(config: ResNetConfig) -> DecayForm:
+    """Find the form of the weight decay; Adam without --fine_tune is not in the original program."""
+    is_original = config.training.fine_tune or config.training.optimizer != "Adam"
+    return "l2" if is_original and not config.training.single_l2_loss_op else "half_squares"
+
+
+def _find_preset(config: ResNetConfig) -> Preset:
+    return PRESETS["fine_tune" if config.training.fine_tune else config.training.optimizer or "SGD"]
+
+
+def _find_schedule(config: ResNetConfig) -> RateKind:
+    return config.training.lr_schedule or _find_preset(config).lr_schedule
+
+
+def _make_rate(config: ResNetConfig, preset: Preset, batch: int, workers: int) -> ScheduleConfig:
+    """Return the learning rate for a global batch and a number of ranks."""
+    training, kind = config.training, _find_schedule(config)
+    own_rates = {"LARS": LARS_RATE if workers == 1 else LARS_RATE_OF_SEVERAL, "Adam": ADAM_RATE}
+    optimizer = training.optimizer or preset.optimizer
+    base, warmup = training.base_lr, preset.warmup_epochs
+    if kind == "cyclical":
+        peak = training.maximal_learning_rate
+    elif optimizer in own_rates:
+        peak = base or own_rates[optimizer]
+    elif kind == "polynomial":
+        # Not of 256 images, but of the run.
+        peak, warmup = lars_defaults(batch)
+        peak = base or peak
+    else:
+        peak = (base or 0.1) * batch / IMAGES_OF_BASE_RATE
+    return ScheduleConfig(
+        kind=kind,
+        peak=peak,
+        end=training.initial_learning_rate if kind == "cyclical" else training.end_learning_rate,
+        warmup_epochs=warmup if training.warmup_epochs is None else training.warmup_epochs,
+        epochs=config.run.epochs,
+        steps=config.run.steps,
+        half_cycle=training.step_size,
+        whole_epochs=True,
+    )
+
+
+SMALL_SET, LARGE_SET = 2000, 20000  # images
+EPOCHS, FEWEST_STEPS = 50, 2000
+# Images of 128 pixels a second that a processor trains on, with bf16 and without, and an accelerator, to plan with.
+ASSUMED_SPEEDS = (56.0, 28.0, 1500.0)
+NO_WEIGHTS = (
+    "starts from random weights, from which a classifier learns more slowly than from those of ImageNet; "
+    "`gaudi-datasets fetch weights resnet50` fetches these, and --weights with --model resnet50 takes them"
+)
+
+
+def choose_recipe(
+    config: ResNetConfig, given: frozenset[str], workers: int, *, images: int, validates: bool, host: Host
+) -> Recipe:
+    """Choose the flags of a training by the size of the data and the machine.
+
+    They were found on photographs of clothes, see configs/.
+    """
+    from gaudi_apps.classification.plan import WARMUP_REASON, choose_warmup
+
+    is_large = images >= LARGE_SET
+    wanted = 32 if host.device == "cpu" or images < SMALL_SET else 128
+    own_batch, batch = choose_batch(config, given, wanted, workers)
+    per_epoch = max(1, images // batch)
+    speed = host.assume_speed(*ASSUMED_SPEEDS)
+    length = choose_steps(config, given, speed / batch, per_epoch, epochs=EPOCHS, fewest=FEWEST_STEPS)
+    steps = int(length.value)
+    size, of_size = (224, "details of a large data set") if is_large else (128, "fast, and enough for small data sets")
+    choices = [
+        *([] if {"steps", "epochs"} & given else [length]),
+        Choice("model", "resnet50_v1.5" if is_large else "resnet18", f"for {count_things(images, 'image')}"),
+        Choice("image_size", size, of_size),
+        Choice("batch_size", own_batch, f"for {count_things(images, 'image')} on {host.describe()}"),
+        choose_type(host),
+        Choice("optimizer", "Adam", "needs no search for a rate"),
+        COSINE,
+        Choice("warmup_epochs", choose_warmup(steps, per_epoch), WARMUP_REASON),
+        Choice("label_smoothing", 0.1, "against overconfidence"),
+        Choice("zero_gamma", True, "residual blocks begin as the identity"),
+        choose_average(steps),
+        Choice("training_dataset_cache", True, "reads each file once, if all fit into memory"),
+    ]
+    if not is_large:
+        choices += [
+            Choice("least_crop_area", 0.4, "small data sets: crops that show the object"),
+            Choice("color_jitter", 0.2, "small data sets; give 0 where color tells the classes"),
+            Choice("gray_probability", 0.2, "small data sets; give 0 where color tells the classes"),
+        ]
+    choices += choose_evaluations(given, steps, per_epoch, validates=validates)
+    choices.append(Choice("log_steps", 10, "a line every few seconds"))
+    notes = () if config.training.weights else (NO_WEIGHTS,)
+    return Recipe(tuple(choices), given, notes, config.recipe.minutes)
+
+
+_NO_USE = "it did nothing in the original either; give --base_lr, --lr_schedule and --optimizer"
+FORMER_FLAGS = (
+    *flags.FORMER_FLAGS,
+    FormerFlag("--run_eagerly", "it was for debugging the original in TensorFlow; leave it out", meant=(OFF,)),
+    FormerFlag(
+        "--fp16_implementation",
+        "there is no fp16, for bf16 has the range of fp32; give `--dtype bf16`",
+        default="keras",
+        meant=("keras",),
+    ),
+    FormerFlag("--enable_eager", "TensorFlow 2 is eager wherever it is not compiled; leave it out", meant=(ON,)),
+    FormerFlag(
+        "--set_learning_phase_to_train",
+        "training and evaluation tell the network which they are; leave it out",
+        default=ON,
+        meant=(ON,),
+    ),
+    FormerFlag("--explicit_gpu_placement", "give `--device gpu`", meant=(OFF,)),
+    FormerFlag("--use_trivial_model", "it measured the loader, which `gaudi-datasets bench` does", meant=(OFF,)),
+    FormerFlag("--report_accuracy_metrics", "accuracy is always reported; leave it out", default=ON, meant=(ON,)),
+    FormerFlag("--use_tensor_lr", "the rate is given to each step as a tensor; leave it out", default=ON, meant=(ON,)),
+    FormerFlag(
+        "--enable_tensorboard",
+        "its files are always written, into `summaries/` of --model_dir; leave it out",
+        meant=(ON,),
+    ),
+    FormerFlag(
+        "--batchnorm_spatial_persistent",
+        "it sped up GPUs, as the environment variable TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT=1 does; leave it out",
+        default=ON,
+        meant=(ON, OFF),
+    ),
+    FormerFlag("--enable_get_next_as_optional", f"it {INNER_SWITCH}", meant=(OFF,)),
+    FormerFlag("--tpu", "there is no TPU; give --device", default="none", meant=("",)),
+    FormerFlag(
+        "--use_tf_while_loop",
+        "steps of one call are always a loop in TensorFlow; `--steps_per_loop 1` makes each step a call",
+        default=ON,
+        meant=(ON,),
+    ),
+    FormerFlag("--initial_learning_rate_per_sample", _NO_USE, default="7e-05", meant=("7e-05",)),
+    FormerFlag("--lr_decay_factor", _NO_USE, default="0.94", meant=("0.94",)),
+    FormerFlag("--num_epochs_per_decay", _NO_USE, default="2.5", meant=("2.5",)),
+    FormerFlag("--use_tf_function", "steps are always compiled; leave it out", default=ON, meant=(ON,)),
+    FormerFlag("--use_distributed_eval", "each process always scores its part; leave it out", meant=(ON,)),
+    FormerFlag(
+        "--use_keras_mixed_precision", "`--dtype bf16` is always Keras' mixed precision; leave it out", meant=(ON,)
+    ),
+    FormerFlag("--dump_config", "config.yaml in --model_dir has all flags of a run; leave it out", default="none"),
+    # Of the launcher demo_resnet_keras.py.
+    FormerFlag(
+        "--keras_applications_model",
+        "give --model with the name in small letters and _keras behind it, as `--model resnet50v2_keras`",
+        default="none",
+        replace=lambda values: ["--model", *(f"{name.lower()}_keras" for name in values)],
+    ),
+    # Of tfhub_export.py and transfer_learning_demo.py.
+    FormerFlag("--model_path", "give --model_dir with `--mode export`", default="none"),
+    FormerFlag("--export_path", "give --output_dir with `--mode export`", default="none"),
+    FormerFlag("--checkpoint_path", "give --weights with --fine_tune", default="none"),
+    FormerFlag("--do_data_augmentation", "training images are always augmented; leave it out", meant=(ON,)),
+    FormerFlag("--new_batch_size", "give --batch_size", "-nbs", "16", replace=rename("--batch_size")),
+)
 
 
 class ResNetTrain(Program):
@@ -44,7 +409,6 @@ class ResNetTrain(Program):
     def choose_recipe(self, config: ResNetConfig, given: frozenset[str], workers: int) -> Recipe:
         """Choose the flags that follow from data and machine."""
         from gaudi_apps.classification.data import open_found
-        from gaudi_apps.classification.plan import choose_recipe
 
         found, host = open_found(config.recipe, config.run.seed), find_host(config.device)
         images = config.data.num_examples_per_epoch or len(found.train)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gaudi_apps.classification import resnet as resnet_config
-from gaudi_apps.classification import resnext as resnext_config
+from gaudi_apps import resnet_train as resnet_config
+from gaudi_apps import resnext_train as resnext_config
 from gaudi_apps.classification.flags import TrainConfig
 from gaudi_apps.cli.flag_rules import make_short_run
 from gaudi_datasets.errors import FlagError

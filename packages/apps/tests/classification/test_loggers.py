@@ -13,9 +13,8 @@ from typing import Any, ClassVar
 import pytest
 
 from gaudi_apps.runtime.errors import StoppedError
-from gaudi_apps.training import loggers as module
-from gaudi_apps.training.history import read_history
-from gaudi_apps.training.loggers import Ending, RunLogger, hide_user, log_score, open_loggers
+from gaudi_apps.training import history as module
+from gaudi_apps.training.history import Ending, RunLogger, hide_user, log_score, open_loggers, read_history
 from gaudi_apps.training.trainer import Score
 
 FLAGS = ("-bs", 4, "--image_size", 32, "--log_steps", 1, "--eval_epochs", 0)

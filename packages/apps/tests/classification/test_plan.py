@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gaudi_apps.classification import resnet as resnet_config
-from gaudi_apps.classification import resnext as resnext_config
+from gaudi_apps import resnet_train as resnet_config
+from gaudi_apps import resnext_train as resnext_config
 from gaudi_apps.classification.plan import make_plan
 from gaudi_apps.training.plan import Plan
 from gaudi_datasets.flags import parse_flags

@@ -46,8 +46,10 @@ def test_the_plan_is_of_the_network_that_is_asked_for() -> None:
     )
     plan = json.loads(show(config))
     assert plan["network"] == {"backbone": "resnet50", "image_size": 512, "default_boxes": 24564}
-    size = measure_ssd(80, SSDArchitecture("resnet50", 512))
-    assert plan["parameters"] == size.parameters > 19972534
+    parameters, kept_values = measure_ssd(80, SSDArchitecture("resnet50", 512))
+    assert plan["parameters"] == parameters > 19972534
+    assert plan["checkpoint_bytes"] == 8 * parameters
+    assert plan["estimated_memory_bytes"] == 12 * parameters + 128 * kept_values * 2  # images, bytes
 
 
 def test_table_names_what_counts() -> None:

@@ -8,16 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_apps.training.parity_mode import (
+from gaudi_apps.training.comparisons import make_document, print_table
+from gaudi_apps.training.recording import (
     Difference,
+    Recording,
+    StepTensor,
     choose_tolerances,
     compare_step,
     find_first,
-    make_document,
-    print_table,
+    make_tensor,
+    read_recording,
     require_comparable,
+    write_recording,
 )
-from gaudi_apps.training.recording import Recording, StepTensor, make_tensor, read_recording, write_recording
 from gaudi_datasets.program import make_console
 from gaudi_distributed.errors import ConfigurationError
 

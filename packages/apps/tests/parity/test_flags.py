@@ -8,7 +8,7 @@ import pytest
 from gaudi_apps.cli.flag_rules import check_bounds
 from gaudi_apps.cli.flags import ParityFlags, check_parity
 from gaudi_apps.runtime.errors import OtherSideError
-from gaudi_apps.training.parity_mode import other_arguments, recorded_side
+from gaudi_apps.training.comparisons import other_arguments, recorded_side
 from gaudi_datasets.errors import FlagError
 
 

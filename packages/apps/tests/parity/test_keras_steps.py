@@ -13,8 +13,7 @@ import pytest
 
 from gaudi_apps.classification.flags import LearningConfig
 from gaudi_apps.training.keras_task import replay_steps
-from gaudi_apps.training.parity_mode import choose_tolerances
-from gaudi_apps.training.recording import ReferenceStep, StepTensor
+from gaudi_apps.training.recording import ReferenceStep, StepTensor, choose_tolerances
 from gaudi_distributed import SingleProcess
 from gaudi_distributed.errors import ConfigurationError
 

@@ -12,8 +12,7 @@ import pytest
 
 from gaudi_apps.detection.application import SSDApplication
 from gaudi_apps.training.checkpoint import CheckpointFolder
-from gaudi_apps.training.parity_mode import choose_tolerances, compare_step
-from gaudi_apps.training.recording import MANIFEST, StepTensor, read_recording
+from gaudi_apps.training.recording import MANIFEST, StepTensor, choose_tolerances, compare_step, read_recording
 
 SMALL_PROGRAM = Path(__file__).parents[1] / "small_ssd.py"
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gaudi_apps.classification.resnet import ResNetConfig, make_train_config
 from gaudi_apps.cli.flag_rules import check_bounds
 from gaudi_apps.cli.flags import DistributionFlags, check_distribution
 from gaudi_apps.cli.launch import count_workers, fill_distribution_flags, find_distribution, share_batch
 from gaudi_apps.detection import config as ssd_config
 from gaudi_apps.detection.plan import make_plan
+from gaudi_apps.resnet_train import ResNetConfig, make_train_config
 from gaudi_apps.runtime.settings import Distribution
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.flags import parse_flags
@@ -192,7 +192,7 @@ def test_plans_follow_the_global_batch() -> None:
 
 def make_config(flags: DistributionFlags, batch_size: int, **training: Any) -> ResNetConfig:
     from gaudi_apps.classification.flags import DataFlags
-    from gaudi_apps.classification.resnet import TrainingFlags
+    from gaudi_apps.resnet_train import TrainingFlags
 
     return ResNetConfig(data=DataFlags(batch_size=batch_size), training=TrainingFlags(**training), distribution=flags)
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from gaudi_apps.classification.resnet import ResNetConfig
-from gaudi_apps.classification.resnext import ResNeXtConfig
 from gaudi_apps.detection.config import DataFlags, RunFlags, SSDConfig
 from gaudi_apps.mxnet.config import SSDMXNetConfig
+from gaudi_apps.resnet_train import ResNetConfig
+from gaudi_apps.resnext_train import ResNeXtConfig
 from gaudi_apps.runtime.session import hash_code, list_start_metadata
 from gaudi_apps.runtime.tensorflow import TensorFlow
 from gaudi_distributed.comm.opening import find_difference

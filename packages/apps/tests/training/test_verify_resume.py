@@ -22,10 +22,10 @@ from gaudi_apps.detection.config import (
     validate,
 )
 from gaudi_apps.runtime.errors import ResumeError
-from gaudi_apps.training import verify_resume as module
+from gaudi_apps.training import comparisons as module
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder
+from gaudi_apps.training.comparisons import compare_runs, verify_resume
 from gaudi_apps.training.recipe import Choice, Recipe
-from gaudi_apps.training.verify_resume import compare_runs, verify_resume
 
 pytestmark = pytest.mark.slow
 

@@ -81,23 +81,11 @@ def normalize_arguments(argv: Sequence[str], config_class: Any) -> list[str]:
     return result
 
 
-@dataclass(frozen=True)
-class TypedFlag:
-    """A flag as it was written.
+def list_typed(argv: Sequence[str], config_class: Any) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Yield the flags among some arguments, in their order.
 
-    Attributes:
-        flag: its long form.
-        word: the name as it was written, with its dashes.
-        values: of a flag that takes some.
+    Each is its long form, the word as it was written with its dashes, and its values, of which a switch has none.
     """
-
-    flag: str
-    word: str
-    values: tuple[str, ...]
-
-
-def list_typed(argv: Sequence[str], config_class: Any) -> Iterator[TypedFlag]:
-    """Yield the flags among some arguments, in their order."""
     options, place = list_options(config_class), 0
     argv = _unglue(argv, options)
     while place < len(argv):
@@ -110,41 +98,42 @@ def list_typed(argv: Sequence[str], config_class: Any) -> Iterator[TypedFlag]:
             values = [value]
         elif value is None:
             values = itertools.takewhile(lambda each: split_word(each) is None, argv[place:])
-        yield TypedFlag(option.flag, argv[begin].partition("=")[0], tuple(values))
+        yield option.flag, argv[begin].partition("=")[0], tuple(values)
 
 
 def list_given(argv: Sequence[str], config_class: Any) -> frozenset[str]:
     """Return the names of the flags among some arguments, by their long forms, without dashes."""
-    return frozenset(typed.flag.removeprefix("--") for typed in list_typed(argv, config_class))
+    return frozenset(flag.removeprefix("--") for flag, _, _ in list_typed(argv, config_class))
 
 
 def name_as_typed(error: GaudiError, argv: Sequence[str], config_class: Any) -> None:
     """Make an error name each flag as it was written, where that is another name of it, and value likewise."""
     options = list_options(config_class)
-    last = {typed.flag: typed for typed in list_typed(argv, config_class)}
-    for typed in last.values():
-        option = options.get(typed.word.lstrip("-").replace("-", "_"))
+    last = {flag: (word, values) for flag, word, values in list_typed(argv, config_class)}
+    for flag, (word, values) in last.items():
+        option = options.get(word.lstrip("-").replace("-", "_"))
         if option is None:  # a switch that is turned off
             continue
-        known = {typed.flag, *(f"--{name}" for name, other in options.items() if other == option)}
+        known = {flag, *(f"--{name}" for name, other in options.items() if other == option)}
         if error.flag in known:
-            error.flag = typed.word
-        error.args = (_rename(str(error.args[0]), typed, option), *error.args[1:]) if error.args else ()
-        error.remedy = error.remedy and _rename(error.remedy, typed, option)
+            error.flag = word
+        if error.args:
+            error.args = (_rename(str(error.args[0]), word, values, option), *error.args[1:])
+        error.remedy = error.remedy and _rename(error.remedy, word, values, option)
 
 
-def _rename(text: str, typed: TypedFlag, option: Option) -> str:
+def _rename(text: str, word: str, values: Sequence[str], option: Option) -> str:
     """Return a text with a flag as it was written, but not in the commands that it quotes.
 
     The parser's texts have all names of a flag, with slashes between.
     """
     others = r"(?:-{1,2}[A-Za-z][\w-]*/)*", r"(?:/-{1,2}[A-Za-z][\w-]*)*"
-    name = rf"(?<![\w/-]){others[0]}{re.escape(typed.flag)}{others[1]}(?![\w-])"
-    text = re.sub(f"`[^`]*`|{name}", lambda found: found[0] if found[0][0] == "`" else typed.word, text)
+    name = rf"(?<![\w/-]){others[0]}{re.escape(option.flag)}{others[1]}(?![\w-])"
+    text = re.sub(f"`[^`]*`|{name}", lambda found: found[0] if found[0][0] == "`" else word, text)
     if option.read is not None:
         with contextlib.suppress(ValueError):  # which the parser raises
-            read = option.read(typed.values[:1])
-            text = text.replace(f"{typed.word} {read}:", f"{typed.word} {typed.values[0]}:")
+            read = option.read(values[:1])
+            text = text.replace(f"{word} {read}:", f"{word} {values[0]}:")
     return text
 
 

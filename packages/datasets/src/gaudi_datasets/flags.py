@@ -129,9 +129,9 @@ def parse_flags(
     arguments = normalize_arguments(replace_former_flags(argv, former_flags, config_class), config_class)
     fields = (field for _, own in walk_groups(config_class) for field, _ in own)
     may_be_empty = {f"--{field.name}" for field in fields if field.default == ""}
-    for typed in list_typed(arguments, config_class):
-        if "" in typed.values and typed.flag not in may_be_empty:  # a path would be the current folder
-            raise FlagError(f"{typed.word}: is empty", flag=typed.flag, remedy="give a value, or leave it out")
+    for long_form, word, values in list_typed(arguments, config_class):
+        if "" in values and long_form not in may_be_empty:  # a path would be the current folder
+            raise FlagError(f"{word}: is empty", flag=long_form, remedy="give a value, or leave it out")
     if "--help" in arguments or "-h" in arguments:
         for group, _ in walk_groups(config_class):
             _set_help(group)

@@ -176,32 +176,15 @@ def count_parameters(architecture: Architecture, num_classes: int) -> int:
     return backbone + (convolutions[-1][0].filters + 1) * num_classes
 
 
-@dataclass(frozen=True)
-class NetworkSize:
-    """The size of a network, to estimate disk and memory.
+def measure_classifier(architecture: Architecture, num_classes: int, image_size: int) -> tuple[int, int]:
+    """Compute the size of a classifier, to estimate disk and memory.
 
-    Attributes:
-        parameters: trainable numbers.
-        kept_values: values of the forward pass of one image that the backward pass needs: two for each output of a
-            convolution, the output itself and what batch norm or ReLU make of it.
+    Returns:
+        the trainable parameters; and the values of the forward pass of one image that the backward pass needs: two for
+        each output of a convolution, the output itself and what batch norm or ReLU make of it.
     """
-
-    parameters: int
-    kept_values: int
-
-    def training_bytes(self, batch_size: int, bytes_per_value: int, *, averages: bool = False) -> int:
-        """Return the bytes of weights, momentum, gradients and average in float32, and of the values of a batch."""
-        return (16 if averages else 12) * self.parameters + batch_size * self.kept_values * bytes_per_value
-
-    def checkpoint_bytes(self, *, averages: bool = False) -> int:
-        """Return the bytes of weights, momentum and average in float32."""
-        return (12 if averages else 8) * self.parameters
-
-
-def measure_classifier(architecture: Architecture, num_classes: int, image_size: int) -> NetworkSize:
-    """Compute the size of a classifier."""
     kept = sum(2 * unit.filters * side**2 for unit, _, side in list_convolutions(architecture, image_size))
-    return NetworkSize(count_parameters(architecture, num_classes), kept)
+    return count_parameters(architecture, num_classes), kept
 
 
 def list_extra_levels(spec: DefaultBoxSpec) -> ExtraLevels:
@@ -209,8 +192,12 @@ def list_extra_levels(spec: DefaultBoxSpec) -> ExtraLevels:
     return SSD512_EXTRA_LEVELS if spec.image_size == SSD512.image_size else SSD_EXTRA_LEVELS
 
 
-def measure_ssd(num_classes: int, architecture: SSDArchitecture | None = None) -> NetworkSize:
-    """Compute the size of a detector, by default of ResNet-34 at 300x300, for some classes besides the background."""
+def measure_ssd(num_classes: int, architecture: SSDArchitecture | None = None) -> tuple[int, int]:
+    """Compute the size of a detector, by default of ResNet-34 at 300x300, for some classes besides the background.
+
+    Returns:
+        as `measure_classifier`.
+    """
     architecture = architecture or SSDArchitecture()
     spec = architecture.spec
     backbone = list(list_convolutions(RESNETS[architecture.backbone], spec.image_size, SSD_STAGE_STRIDES))
@@ -228,4 +215,4 @@ def measure_ssd(num_classes: int, architecture: SSDArchitecture | None = None) -
     # A batch norm has two numbers a channel, and a convolution without one a bias.
     parameters = sum(unit.count_weights(channels) + 2 * unit.filters for unit, channels, _ in backbone)
     parameters += sum(unit.count_weights(channels) + unit.filters for unit, channels, _ in others)
-    return NetworkSize(parameters, sum(2 * unit.filters * side**2 for unit, _, side in (*backbone, *others)))
+    return parameters, sum(2 * unit.filters * side**2 for unit, _, side in (*backbone, *others))

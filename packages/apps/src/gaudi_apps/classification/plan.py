@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
 from gaudi_apps.classification.flags import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, ScheduleConfig, TrainConfig
-from gaudi_apps.cli.launch import LaunchReport, choose_batch
+from gaudi_apps.cli.launch import LaunchReport
 from gaudi_apps.training.plan import (
     BYTES_PER_VALUE,
     DROP_FACTORS,
@@ -21,21 +21,15 @@ from gaudi_apps.training.plan import (
     print_report,
 )
 from gaudi_apps.training.recipe import (
-    COSINE,
     NO_RECIPE,
     Choice,
-    Host,
     Length,
     Recipe,
     choose_average,
-    choose_evaluations,
-    choose_steps,
-    choose_type,
     count_epochs,
     describe_found,
     fit_evaluations,
 )
-from gaudi_datasets.program import count_things
 from gaudi_models.architectures import RESNETS, measure_classifier
 from gaudi_ops import schedules
 
@@ -73,67 +67,13 @@ def make_plan(config: TrainConfig, num_images: int) -> Plan:
     )
 
 
-if TYPE_CHECKING:
-    from gaudi_apps.classification.resnet import ResNetConfig
-
-SMALL_SET, LARGE_SET = 2000, 20000  # images
-EPOCHS, FEWEST_STEPS = 50, 2000
 WARMUP_SHARE, MOST_WARMUP_EPOCHS = 0.06, 3.0
-# Images of 128 pixels a second that a processor trains on, with bf16 and without, and an accelerator, to plan with.
-ASSUMED_SPEEDS = (56.0, 28.0, 1500.0)
-
-
-def choose_recipe(
-    config: ResNetConfig, given: frozenset[str], workers: int, *, images: int, validates: bool, host: Host
-) -> Recipe:
-    """Choose the flags of a training by the size of the data and the machine.
-
-    They were found on photographs of clothes, see configs/.
-    """
-    is_large = images >= LARGE_SET
-    wanted = 32 if host.device == "cpu" or images < SMALL_SET else 128
-    own_batch, batch = choose_batch(config, given, wanted, workers)
-    per_epoch = max(1, images // batch)
-    speed = host.assume_speed(*ASSUMED_SPEEDS)
-    length = choose_steps(config, given, speed / batch, per_epoch, epochs=EPOCHS, fewest=FEWEST_STEPS)
-    steps = int(length.value)
-    size, of_size = (224, "details of a large data set") if is_large else (128, "fast, and enough for small data sets")
-    choices = [
-        *([] if {"steps", "epochs"} & given else [length]),
-        Choice("model", "resnet50_v1.5" if is_large else "resnet18", f"for {count_things(images, 'image')}"),
-        Choice("image_size", size, of_size),
-        Choice("batch_size", own_batch, f"for {count_things(images, 'image')} on {host.describe()}"),
-        choose_type(host),
-        Choice("optimizer", "Adam", "needs no search for a rate"),
-        COSINE,
-        Choice("warmup_epochs", choose_warmup(steps, per_epoch), _WARMUP_REASON),
-        Choice("label_smoothing", 0.1, "against overconfidence"),
-        Choice("zero_gamma", True, "residual blocks begin as the identity"),
-        choose_average(steps),
-        Choice("training_dataset_cache", True, "reads each file once, if all fit into memory"),
-    ]
-    if not is_large:
-        choices += [
-            Choice("least_crop_area", 0.4, "small data sets: crops that show the object"),
-            Choice("color_jitter", 0.2, "small data sets; give 0 where color tells the classes"),
-            Choice("gray_probability", 0.2, "small data sets; give 0 where color tells the classes"),
-        ]
-    choices += choose_evaluations(given, steps, per_epoch, validates=validates)
-    choices.append(Choice("log_steps", 10, "a line every few seconds"))
-    notes = () if config.training.weights else (NO_WEIGHTS,)
-    return Recipe(tuple(choices), given, notes, config.recipe.minutes)
-
-
-_WARMUP_REASON = f"{WARMUP_SHARE:.0%} of the steps, {MOST_WARMUP_EPOCHS:g} epochs at most"
-NO_WEIGHTS = (
-    "starts from random weights, from which a classifier learns more slowly than from those of ImageNet; "
-    "`gaudi-datasets fetch weights resnet50` fetches these, and --weights with --model resnet50 takes them"
-)
+WARMUP_REASON = f"{WARMUP_SHARE:.0%} of the steps, {MOST_WARMUP_EPOCHS:g} epochs at most"
 
 
 def fit_choices(plan: Plan, length: Length, reason: str) -> list[Choice]:
     """Return the flags of a training whose length was fitted to a time, see `fit_evaluations`."""
-    warmup = Choice("warmup_epochs", choose_warmup(length.steps, plan.steps_per_epoch), _WARMUP_REASON)
+    warmup = Choice("warmup_epochs", choose_warmup(length.steps, plan.steps_per_epoch), WARMUP_REASON)
     return [*fit_evaluations(length, plan.steps_per_epoch, reason), warmup, choose_average(length.steps)]
 
 

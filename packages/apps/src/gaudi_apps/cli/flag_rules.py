@@ -312,11 +312,11 @@ def _parse(config_class: type[Config], argv: Sequence[str], **options: Any) -> C
         return parse_flags(config_class, argv, **options)
     except FlagError as error:
         rules = find_rules(config_class)
-        for typed in list_typed(argv, config_class):
-            gone = rules[typed.flag.removeprefix("--")].gone
-            for value in typed.values:
-                if typed.word == error.flag and value in gone:
-                    raise FlagError(f"{typed.word} {value}: {gone[value]}", flag=typed.word) from None
+        for long_form, word, values in list_typed(argv, config_class):
+            gone = rules[long_form.removeprefix("--")].gone
+            for value in values:
+                if word == error.flag and value in gone:
+                    raise FlagError(f"{word} {value}: {gone[value]}", flag=word) from None
         raise
 
 

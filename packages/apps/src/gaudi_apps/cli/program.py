@@ -175,7 +175,7 @@ class Program(ABC):
         """Compare two sides; the flags of the other one are checked before either is computed."""
         # Imported here, as in `_compute`.
         from gaudi_apps.runtime.session import Session
-        from gaudi_apps.training.parity_mode import other_arguments, recorded_side, run_parity
+        from gaudi_apps.training.comparisons import other_arguments, recorded_side, run_parity
 
         flags: ParityFlags = config.parity
         self.parse([*arguments, *other_arguments(flags, Path("other"))])
@@ -235,7 +235,7 @@ def open_trainer(program: str, **flags: Any) -> Iterator[Trainer]:
         GaudiError: what the program would end with, such as a FlagError for a wrong flag.
     """
     from gaudi_apps.runtime.session import Session
-    from gaudi_apps.training.loggers import require_loggers
+    from gaudi_apps.training.history import require_loggers
     from gaudi_apps.training.run import open_training
 
     began = time.monotonic()
@@ -277,9 +277,9 @@ def _write_flags(flags: Mapping[str, Any]) -> Iterator[str]:
 def _compute(mode: str, app: Application, reporter: FailureReporter, elastic: ElasticState | None = None) -> None:
     # Imported here: help and plans need none of it.
     from gaudi_apps.runtime.session import Session
-    from gaudi_apps.training.loggers import require_loggers
+    from gaudi_apps.training.comparisons import verify_resume
+    from gaudi_apps.training.history import require_loggers
     from gaudi_apps.training.run import dry_run, open_training, run_evaluation
-    from gaudi_apps.training.verify_resume import verify_resume
 
     if mode == "train":
         require_loggers(app.settings.log_to)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gaudi_apps.inference.evaluator import cut_confusion
+from gaudi_datasets.detection.scoring import number_anew
 from gaudi_datasets.drawing import Outcomes
 
 IOU = 0.5
@@ -180,21 +181,7 @@ def _evaluate(
     Ids of annotations and detections are their places in the given order, from 1.
     """
     truth = hotcoco.COCO()
-    truth.dataset = {
-        "images": [{"id": row} for row in image_row.values()],
-        "categories": [{"id": row, "name": str(row)} for row in class_row.values()],
-        "annotations": [
-            {
-                "id": number,
-                "image_id": image_row[one["image_id"]],
-                "category_id": class_row[one["category_id"]],
-                "bbox": one["bbox"],
-                "area": one.get("area", one["bbox"][2] * one["bbox"][3]),
-                "iscrowd": int(bool(one.get("iscrowd", 0))),
-            }
-            for number, one in enumerate(annotations, 1)
-        ],
-    }
+    truth.dataset = number_anew(annotations, image_row, class_row)
     truth.createIndex()
     table = [
         [image_row[one["image_id"]], *one["bbox"], one["score"], class_row[one["category_id"]]]

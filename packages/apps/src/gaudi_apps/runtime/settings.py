@@ -98,7 +98,7 @@ class RunSettings:
         kills: how often verify-resume kills its run.
         steps_per_call: steps that are computed in one call.
         callbacks: import paths of the user's callbacks, see `gaudi_apps.training.callbacks.load_callbacks`.
-        log_to: trackers to log to, see `gaudi_apps.training.loggers`.
+        log_to: trackers to log to, see `gaudi_apps.training.history`.
         minutes: that the length of training is fitted to; 0: it follows from steps or epochs.
         reports_best: whether the report at the end is of the best checkpoint, and of the test images if there are any.
         distribution: this process among those that train together.

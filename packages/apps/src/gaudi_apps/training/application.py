@@ -80,7 +80,7 @@ class Framework(Protocol):
 
     @property
     def replay_steps(self) -> ReplaySteps:
-        """Return what trains and yields the tensors of each step, see `gaudi_apps.training.parity_mode`."""
+        """Return what trains and yields the tensors of each step, see `gaudi_apps.training.comparisons`."""
 
     def start_trace(self, folder: Path) -> None:
         """Start a trace, which goes into a folder."""

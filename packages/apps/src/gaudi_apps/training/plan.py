@@ -14,7 +14,6 @@ from rich.table import Table
 from gaudi_apps.runtime.errors import RunChangedError
 from gaudi_datasets.memory import format_bytes
 from gaudi_datasets.program import count_things, make_console
-from gaudi_models.architectures import NetworkSize
 from gaudi_ops.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -231,7 +230,7 @@ class TrainingSet:
 
 def describe_needs(
     plan: Plan,
-    size: NetworkSize,
+    size: tuple[int, int],
     *,
     keep_checkpoints: int,
     bytes_per_value: int,
@@ -242,7 +241,7 @@ def describe_needs(
 
     Args:
         plan: of the training.
-        size: of the network.
+        size: of the network, as `gaudi_models.architectures.measure_ssd` computes it: parameters and kept values.
         keep_checkpoints: number of checkpoints that are kept.
         bytes_per_value: of the values that the forward pass keeps.
         averages: an average of the weights is kept, too.
@@ -251,10 +250,12 @@ def describe_needs(
     Returns:
         parameters, disk (bytes) and memory (bytes, of one process, about) by name; and the rows of a table.
     """
-    checkpoint_bytes = size.checkpoint_bytes(averages=averages)
-    memory_bytes = size.training_bytes(plan.own_batch, bytes_per_value, averages=averages)
+    parameters, kept_values = size
+    # Weights, momentum and average are float32; a training has gradients, too.
+    checkpoint_bytes = (12 if averages else 8) * parameters
+    memory_bytes = (16 if averages else 12) * parameters + plan.own_batch * kept_values * bytes_per_value
     document = {
-        "parameters": size.parameters,
+        "parameters": parameters,
         "checkpoint_bytes": checkpoint_bytes,
         "estimated_memory_bytes": memory_bytes,
         "estimated_memory_covers": MEMORY_COVERS,

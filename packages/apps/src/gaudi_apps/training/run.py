@@ -34,8 +34,7 @@ from gaudi_apps.training.checkpoint import (
     RunState,
     load_checkpoint,
 )
-from gaudi_apps.training.history import History, keep_rows, read_history
-from gaudi_apps.training.loggers import LOG_FILES, RunLogger, log_score, open_loggers
+from gaudi_apps.training.history import LOG_FILES, History, RunLogger, keep_rows, log_score, open_loggers, read_history
 from gaudi_apps.training.plan import Plan, version_setting
 from gaudi_apps.training.recipe import CHECKED, RECIPE, SPLIT
 from gaudi_apps.training.reports import ProgressBar, RunLog, TensorBoard, plot_curves

@@ -95,7 +95,7 @@ class FetchWeights:
     def run(self) -> None:
         """Run the command."""
         from gaudi_datasets.fetching.display import show_fetching
-        from gaudi_datasets.fetching.pretrained_weights import fetch_weights
+        from gaudi_datasets.fetching.file_lists import fetch_weights
 
         with show_fetching() as display:
             for name in dict.fromkeys(self.names):

@@ -96,26 +96,18 @@ def draw_colors(window_yxyx: npt.NDArray[np.float32], generator: np.random.Gener
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Mosaic:
-    """Draws for an image that is composed of four: above left, above right, below left, below right.
-
-    Attributes:
-        partners: int64 [3], the images beside the first one, as distances from it in the data set, around its end.
-        windows_yxyx: float32 [4, 4], the crop of each as fractions of its image.
-        places_yxyx: float32 [4, 4], where they go, as fractions of the composed image.
-    """
-
-    partners: npt.NDArray[np.int64]
-    windows_yxyx: npt.NDArray[np.float32]
-    places_yxyx: npt.NDArray[np.float32]
-
-
-def draw_mosaic(generator: np.random.Generator, num_images: int, zoom_in: float = MIN_SIDE) -> Mosaic:
-    """Draw a mosaic of images of a data set.
+def draw_mosaic(
+    generator: np.random.Generator, num_images: int, zoom_in: float = MIN_SIDE
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Draw an image that is composed of four of a data set: above left, above right, below left, below right.
 
     Crops have the aspect ratios of their places, so that objects are distorted no more than by the network's square
     input. Their longer sides are `zoom_in` to 1 times the image's, and objects have no part in where they lie.
+
+    Returns:
+        int64 [3], the images beside the first one, as distances from it in the data set, around its end; windows
+        float32 [4, 4], the crop of each as fractions of its image; and places float32 [4, 4], where they go, as
+        fractions of the composed image; both y0 x0 y1 x1.
     """
     partners = generator.integers(min(1, num_images - 1), num_images, size=3)
     low, high = MOSAIC_CENTER
@@ -125,7 +117,7 @@ def draw_mosaic(generator: np.random.Generator, num_images: int, zoom_in: float 
     draws = generator.random((4, 3), dtype=np.float32)
     sides *= (zoom_in + (1 - zoom_in) * draws[:, :1]) / sides.max(axis=1, keepdims=True)
     corners = draws[:, 1:] * (1 - sides)
-    return Mosaic(partners, np.concatenate([corners, corners + sides], axis=1), places)
+    return partners, np.concatenate([corners, corners + sides], axis=1), places
 
 
 def draw_crop(

@@ -137,12 +137,12 @@ def _draw_mosaic(
     *,
     scale_brightness: bool,
 ) -> Sample:
-    mosaic = draw_mosaic(generator, num_images, options.zoom_in)
+    partners, windows, places = draw_mosaic(generator, num_images, options.zoom_in)
     draws = draw_colors(WHOLE_IMAGE, generator, options.flip_probability)
     draws = _scale_brightness(draws) if scale_brightness else draws
     tiles, boxes, labels = [], [], []
-    indices = [index, *((index + mosaic.partners) % num_images).tolist()]
-    for one, window, place in zip(indices, mosaic.windows_yxyx, mosaic.places_yxyx, strict=True):
+    indices = [index, *((index + partners) % num_images).tolist()]
+    for one, window, place in zip(indices, windows, places, strict=True):
         example = read(one)
         tiles.append(Tile(one, example, _find_decoded(window, example), window, place))
         cropped, kept = _crop_objects(example, window)

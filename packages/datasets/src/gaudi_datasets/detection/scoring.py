@@ -191,22 +191,7 @@ def _evaluate(
     """
     rows_of_images = {image_id: row for row, image_id in enumerate(ids.tolist(), 1)}
     rows_of_categories = {category_id: row for row, category_id in enumerate(category_ids, 1)}
-    document = {
-        "images": [{"id": row} for row in rows_of_images.values()],
-        "categories": [{"id": row, "name": str(row)} for row in rows_of_categories.values()],
-        "annotations": [
-            {
-                "id": number,
-                "image_id": rows_of_images[one["image_id"]],
-                "category_id": rows_of_categories[one["category_id"]],
-                "bbox": one["bbox"],
-                "area": one.get("area", one["bbox"][2] * one["bbox"][3]),
-                "iscrowd": int(bool(one.get("iscrowd", 0))),
-            }
-            for number, one in enumerate(annotations, 1)
-            if one["image_id"] in rows_of_images
-        ],
-    }
+    document = number_anew(annotations, rows_of_images, rows_of_categories)
     scorer = _import_scorer()
     with contextlib.redirect_stdout(io.StringIO()):  # both print tables and progress
         truth, detections = scorer.COCO(), scorer.COCO()
@@ -225,6 +210,31 @@ def _evaluate(
         evaluation.summarize()
     precision: Floats = np.asarray(evaluation.eval["precision"])[:, :, :, 0, -1]
     return list(evaluation.stats), precision.transpose(2, 0, 1)
+
+
+def number_anew(
+    annotations: Sequence[Mapping[str, Any]], rows_of_images: Mapping[int, int], rows_of_categories: Mapping[int, int]
+) -> dict[str, Any]:
+    """Make a COCO document with other ids: those of images and classes by a table of each, of boxes by their places.
+
+    Places count from 1. Boxes of images that are not in the table are left out.
+    """
+    return {
+        "images": [{"id": row} for row in rows_of_images.values()],
+        "categories": [{"id": row, "name": str(row)} for row in rows_of_categories.values()],
+        "annotations": [
+            {
+                "id": number,
+                "image_id": rows_of_images[one["image_id"]],
+                "category_id": rows_of_categories[one["category_id"]],
+                "bbox": one["bbox"],
+                "area": one.get("area", one["bbox"][2] * one["bbox"][3]),
+                "iscrowd": int(bool(one.get("iscrowd", 0))),
+            }
+            for number, one in enumerate(annotations, 1)
+            if one["image_id"] in rows_of_images
+        ],
+    }
 
 
 @functools.cache

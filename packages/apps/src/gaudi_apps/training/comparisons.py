@@ -1,6 +1,10 @@
-"""Record the first steps of a training, or compare them with a recording of another side, in mode parity.
+"""The modes that compare two runs of the user's own configuration: parity and verify-resume.
 
-Tensors are compared one by one, within the tolerances of the precisions of both sides.
+Parity records the first steps of a training, or compares them with a recording of another side, tensor by tensor,
+within the tolerances of the precisions of both sides.
+
+Verify-resume trains twice: one run goes through; another is ended by SIGKILL at drawn moments and started again with
+the same command until it is done. Both are processes of their own, as the real ones are, and end in the same bits.
 """
 
 from __future__ import annotations
@@ -8,184 +12,57 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import random
+import re
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any
 
-import numpy as np
+import yaml
 from rich.console import Console
 from rich.table import Table
 
-from gaudi_apps.cli.flag_rules import find_aliases, list_per_side, list_settings
+from gaudi_apps.cli.flag_rules import find_aliases, find_rules, list_per_side, list_settings, make_short_run
 from gaudi_apps.cli.flags import RECORDED, ParityFlags, split_side_flag
-from gaudi_apps.runtime.errors import OtherSideError, ParityError
+from gaudi_apps.runtime.errors import OtherSideError, ParityError, ResumeError
 from gaudi_apps.runtime.session import Session, list_start_metadata
-from gaudi_apps.training.checkpoint import ModelConfig, read_initial_weights, require_classes
+from gaudi_apps.training.application import Application
+from gaudi_apps.training.checkpoint import (
+    CHECKPOINTS,
+    Checkpoint,
+    CheckpointFolder,
+    ModelConfig,
+    read_initial_weights,
+    require_classes,
+)
 from gaudi_apps.training.plan import Plan, version_setting
 from gaudi_apps.training.recording import (
-    Array,
-    Part,
+    Difference,
     Recording,
     ReferenceStep,
     StepTensor,
-    TensorMetadata,
+    choose_tolerances,
+    compare_step,
+    find_first,
     read_recording,
+    require_comparable,
     require_new,
     write_recording,
 )
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
-from gaudi_datasets.program import make_console
-from gaudi_distributed.errors import ConfigurationError
+from gaudi_datasets.program import count_things, make_console
+from gaudi_ops.files import write_file
 from gaudi_ops.program import say
 
-_BLOCK = 1 << 20
-
-# Of each part, a and r: two tensors may differ by a + r x their largest absolute value.
-Tolerances: TypeAlias = Mapping[Part, tuple[float, float]]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Hold the difference of a tensor between two sides.
-
-    Attributes:
-        tensor: that was compared.
-        largest: absolute difference of two values; not finite where a value is not.
-        norm: of the differences, divided by the larger norm of the two tensors.
-        bound: tolerance of `largest`.
-    """
-
-    tensor: TensorMetadata
-    largest: float
-    norm: float
-    bound: float
-
-    @property
-    def is_beyond(self) -> bool:
-        """Tell whether the difference is above the tolerance."""
-        return not (math.isfinite(self.largest) and self.largest <= self.bound)
-
-
-def require_comparable(
-    settings: Mapping[str, Any], recording: Recording, aliases: Mapping[str, str] | None = None
-) -> None:
-    """Check that a recording is of the same data and flags as this side.
-
-    Args:
-        settings: of this side.
-        recording: of the other side, maybe by an earlier release.
-        aliases: names that settings had in earlier releases, each with the name of today.
-
-    Raises:
-        ConfigurationError: a setting differs; the error names it, with both values.
-    """
-    here = json.loads(json.dumps(settings))  # where a tuple is a list
-    there = {(aliases or {}).get(name, name): value for name, value in recording.settings.items()}
-    for name in [*here, *there]:
-        own, other = here.get(name), there.get(name)
-        if own != other:
-            raise ConfigurationError(
-                f"{recording.folder}: {name} is {_shorten(other)} there and {_shorten(own)} here",
-                path=recording.folder,
-                field=name,
-                remedy=f"compare with a recording of the same {name}",
-            )
-
-
-def compare_step(
-    own: Sequence[StepTensor], recording: Recording, step: int, tolerances: Tolerances
-) -> list[Difference]:
-    """Compare the tensors of a step with the recorded ones.
-
-    Raises:
-        ConfigurationError: a tensor is on one side only, or has another shape on the other.
-        DataError: the recording is damaged.
-    """
-    recorded = {tensor.key: tensor for tensor in recording.list_step(step)}
-    for one in own:
-        there = recorded.pop(one.metadata.key, None)
-        if there is None or (there.shape, there.layer) != (one.metadata.shape, one.metadata.layer):
-            shape = "and is missing there" if there is None else f"and {list(there.shape)}, layer {there.layer!r} there"
-            raise ConfigurationError(
-                f"{recording.folder}: {one.metadata.describe()}: has shape {list(one.metadata.shape)} here, {shape}",
-                path=recording.folder,
-                field=one.metadata.key,
-                remedy="record it again",
-            )
-    if recorded:
-        unknown = next(iter(recorded.values()))
-        raise ConfigurationError(
-            f"{recording.folder}: {unknown.describe()}: is missing here",
-            path=recording.folder,
-            field=unknown.key,
-            remedy="record it again",
-        )
-    return [_compare(one.metadata, one.values, recording.read(one.metadata), tolerances) for one in own]
-
-
-def find_first(differences: Sequence[Difference]) -> int | None:
-    """Find the index of the first difference above its tolerance; None if all are within."""
-    return next((place for place, one in enumerate(differences) if one.is_beyond), None)
-
-
-def _compare(tensor: TensorMetadata, own: Array, other: Array, tolerances: Tolerances) -> Difference:
-    apart = largest = own_squares = other_squares = squares = 0.0
-    own, other = own.reshape(-1), other.reshape(-1)
-    for start in range(0, own.size, _BLOCK):
-        a, b = (side[start : start + _BLOCK].astype(np.float64) for side in (own, other))
-        with np.errstate(invalid="ignore", over="ignore"):
-            # Not max(), which may lose a NaN.
-            apart = float(np.maximum(apart, np.abs(a - b).max()))
-            largest = float(np.maximum(largest, np.maximum(np.abs(a), np.abs(b)).max()))
-            own_squares, other_squares = own_squares + float(a @ a), other_squares + float(b @ b)
-            squares += float((a - b) @ (a - b))
-    norm = math.sqrt(max(own_squares, other_squares))
-    absolute, relative = tolerances[tensor.part]
-    bound = absolute + relative * largest
-    return Difference(tensor, apart, math.sqrt(squares) / norm if norm else 0.0, bound)
-
-
-def _shorten(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-# Weights are float32 in every precision, and both sides begin with the same ones.
-START = 1e-6
-START_ABSOLUTE = 1e-8
-ABSOLUTE = 1e-6
-
-
-# Of outputs of a layer or a loss on equal inputs, and of gradients and updates, which depend on all layers. Measured on
-# SSD-ResNet34 and ResNet-50, bfloat16 against float32: .007 and .15.
-_FP32 = (1e-4, 1e-3)
-_BF16 = (0.05, 0.3)
-_BACKWARD: tuple[Part, ...] = ("gradient", "update")
-
-
-def choose_tolerances(precisions: Collection[str], rtol: float | None = None, atol: float | None = None) -> Tolerances:
-    """Choose the tolerances of each part of a step, absolute and relative, by the precisions of both sides.
-
-    Args:
-        precisions: of both sides, ``"fp32"``, ``"bf16"`` and so on; more may follow after a space.
-        rtol: replaces the relative tolerance of all tensors.
-        atol: replaces the absolute tolerance of all tensors.
-    """
-    exact = {precision.partition(" ")[0] for precision in precisions} == {"fp32"}
-    forward, backward = _FP32 if exact else _BF16
-    parts: tuple[Part, ...] = get_args(Part)
-    defaults = {part: (ABSOLUTE, backward if part in _BACKWARD else forward) for part in parts}
-    defaults["weight"] = (START_ABSOLUTE, START)
-    return {
-        part: (absolute if atol is None else atol, relative if rtol is None else rtol)
-        for part, (absolute, relative) in defaults.items()
-    }
-
-
+STEPS = 6
+_STEP = re.compile(r"step (\d+)/")
 _BEFORE, _AFTER = 3, 4
 _WIDTH = 140
 
@@ -396,3 +273,114 @@ def _record(command: Sequence[str], text: str) -> None:
         last = next((line for line in reversed(said) if "error: " in line), said[-1] if said else "no output")
         status = done.returncode if done.returncode > 0 else 70
         raise OtherSideError(f"the other side ({text}): {last.partition('error: ')[2] or last}", status)
+
+
+def verify_resume(app: Application) -> None:
+    """Prove it for the configuration of a program in a temporary folder, and print a report."""
+    run = app.settings
+    given = 0 if app.recipe.chooses("steps") else run.steps
+    steps = given or max(STEPS, run.kills + 1)
+    with tempfile.TemporaryDirectory(prefix="verify-resume-") as folder:
+        end, kills = compare_runs(app, Path(folder), steps=steps, kills=run.kills, seed=run.device.seed)
+    say(f"{count_things(end.step, 'step')}, killed {count_things(kills, 'time')}: the same as without")
+    say(f"weights and optimizer state  {end.sha256}")
+    say(f"sequence of image ids        {end.run_state.image_sequence}")
+
+
+def compare_runs(app: Application, folder: Path, *, steps: int, kills: int, seed: int) -> tuple[Checkpoint, int]:
+    """Train twice, once with kills, and compare the ends bit for bit.
+
+    Args:
+        app: what to train; its folder of the run is not touched.
+        folder: where both runs are made.
+        steps: of each run.
+        kills: how often the second run is ended, fewer than there are steps.
+        seed: of the moments of the kills.
+
+    Returns:
+        the last checkpoint, and how many times the second run was ended: fewer than asked for where it came to its end
+        before.
+
+    Raises:
+        ResumeError: the ends differ, or a run failed.
+    """
+    times: list[float] = []
+    _run(_command(app, folder / "whole", steps), lambda process, step: times.append(time.monotonic()))
+    # From one report of a step to the next, between them a checkpoint.
+    seconds = (times[-1] - times[0]) / max(len(times) - 1, 1) if times else 0.0
+    drawn = random.Random(seed)
+    command = _command(app, folder / "killed", steps)
+    planned = [(step, drawn.uniform(0, seconds)) for step in sorted(drawn.sample(range(1, steps), kills))]
+    # Once a run has come to its end, there is nothing left to kill.
+    kills = len(list(takewhile(lambda moment: _kill_after(command, *moment), planned)))
+    if not kills:
+        flag = next(f"--{name}" for name, rules in find_rules(type(app.config)).items() if rules.length == "steps")
+        fault = "verify-resume: the run ended before it could be killed"
+        raise ResumeError(fault, flag=flag, remedy=f"give more {flag}")
+    _run(command)
+    first, second = (CheckpointFolder(folder / name / CHECKPOINTS).load_newest() for name in ("whole", "killed"))
+    for field, what, one, other in (
+        ("steps", "steps", first.step, second.step),
+        ("state", "weights and optimizer state", first.sha256, second.sha256),
+        (
+            *("image_sequence", "sequence of image ids"),
+            *(first.run_state.image_sequence, second.run_state.image_sequence),
+        ),
+    ):
+        if one != other:
+            raise ResumeError(
+                f"verify-resume: {what} differ after {kills} kills: {one} without, {other} with them", field=field
+            )
+    return first, kills
+
+
+def _command(app: Application, model_dir: Path, steps: int) -> list[str]:
+    """Return the program's command with the user's flags, but for those of a short run, through a file."""
+    flags = {**make_short_run(app.config, steps), "model_dir": str(model_dir)}
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in flags.items()}
+    path = model_dir.with_suffix(".yaml")
+    write_file(path, yaml.safe_dump(values))
+    return [sys.executable, *app.program, "--config", str(path)]
+
+
+def _kill_after(command: Sequence[str], step: int, delay: float) -> bool:
+    """Run until a step is reported and a little longer, so that the kill falls anywhere in saving and stepping.
+
+    Returns:
+        False: the run came to its end before, which beside other work it may.
+    """
+    timers: list[threading.Timer] = []
+
+    def kill_soon(process: subprocess.Popen[str], done: int) -> None:
+        if timers:  # a step later at the latest, so that each of the kills has a step of its own
+            process.kill()
+        elif done >= step:
+            timers.append(threading.Timer(delay, process.kill))
+            timers[0].start()
+
+    try:
+        status = _run(command, kill_soon, ends_with=(-signal.SIGKILL, 0))
+    finally:
+        for timer in timers:
+            timer.cancel()
+    if status == 0 and not timers:
+        raise ResumeError(f"verify-resume: a run ended with status 0 before step {step}")
+    return status != 0
+
+
+def _run(
+    command: Sequence[str],
+    at_step: Callable[[subprocess.Popen[str], int], None] = lambda process, step: None,
+    *,
+    ends_with: Sequence[int] = (0,),
+) -> int:
+    """Run the program, say when it reports a step, and return its status; raise ResumeError if that is another one."""
+    last = "it said nothing"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        for line in process.stdout or ():
+            last = line.strip() or last
+            if found := _STEP.match(line):
+                at_step(process, int(found[1]))
+    if process.returncode not in ends_with:
+        raise ResumeError(f"verify-resume: a run ended with status {process.returncode}, not {ends_with[0]}: {last}")
+    return process.returncode
