@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import pytest
 
 from gaudi_datasets.detection.coco import read_coco
 from gaudi_datasets.detection.records import write_records
+from gaudi_distributed.devices.machine import Machine, gather_processor
 
 if TYPE_CHECKING:
     from gaudi_apps.detection.detector import SSDTask
@@ -188,3 +190,10 @@ def ssd_train(
     monkeypatch.setattr("gaudi_apps.detection.detector.build_ssd", small_network)
 
     return lambda *argv: run_main(program.main, argv)
+
+
+@pytest.fixture(scope="session")
+def bf16_kernels() -> None:
+    """Skip a test where TensorFlow adds values of bfloat16 in bfloat16: on processors without AVX-512."""
+    if "avx512bw" not in gather_processor(Machine(), os.sched_getaffinity(0)).flags:
+        pytest.skip("TensorFlow's sums in bfloat16 need AVX-512, which this processor lacks")

@@ -182,6 +182,7 @@ def compare(one: list[list[StepTensor]], other: list[list[StepTensor]], precisio
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bf16_kernels")
 def test_bfloat16_is_within_its_tolerance() -> None:
     exact = list(replay_steps(make_task(name="resnet50"), make_batches(), lambda step: 0.01, 2))
     task = make_task(keras_policy="mixed_bfloat16", name="resnet50")
@@ -192,6 +193,7 @@ def test_bfloat16_is_within_its_tolerance() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bf16_kernels")
 def test_the_detector_in_bfloat16_is_within_its_tolerance() -> None:
     from gaudi_apps.detection.detector import SSDTask
     from gaudi_datasets.detection.pipeline import synthetic_dataset
