@@ -66,7 +66,7 @@ def check_bf16(processor: Processor, device: DeviceKind) -> Finding:
     if by is not None:
         text = f"the processor has {by}, and TF_ENABLE_ONEDNN_OPTS switches off what uses it"
         return warning("bf16", text, "unset TF_ENABLE_ONEDNN_OPTS", **measured)
-    how = "converted to fp32 and back" if "avx512f" in processor.flags else "computed by none of its instructions"
+    how = "converted to fp32 and back" if "avx512f" in processor.flags else "it has no instruction for it"
     return warning("bf16", f"slow on this processor: {how}", "choose --dtype fp32 on it", **measured)
 
 
