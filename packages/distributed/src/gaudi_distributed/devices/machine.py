@@ -309,8 +309,6 @@ def own_address(cluster: Cluster, local_hosts: frozenset[str], interface: str | 
         ConfigurationError: the interface is not there, or no way leads to that host.
     """
     others = [host.name for host in cluster.hosts if host.name not in local_hosts]
-    if not others:
-        return LOOPBACK
     if interface is not None and "/" not in interface:
         address = find_address(interface)
         if address is None:
@@ -319,7 +317,9 @@ def own_address(cluster: Cluster, local_hosts: frozenset[str], interface: str | 
                 flag="--interface",
                 remedy="choose one that `ip address` lists",
             )
-        return address
+        return address if others else LOOPBACK
+    if not others:
+        return LOOPBACK
     try:
         return address_towards(others[0])
     except OSError as error:

@@ -15,8 +15,9 @@ def synchronized_batch_norm(
 ) -> tuple[Any, Any, Any]:
     """Normalize each channel with its mean and variance over the inputs of all devices.
 
-    Statistics are float32 for inputs of any dtype. A variance is the mean square less the squared mean, which takes one
-    exchange between devices; it loses digits for a channel whose mean is hundreds of its deviations.
+    Statistics are float32 for inputs of any dtype. Each device sums squares around its own mean, as the fused kernel
+    does, and one exchange joins these (Chan, Golub and LeVeque, 1983). The variance between the devices' means is their
+    mean square less their squared mean, which loses digits for a channel whose mean is hundreds of its deviations.
 
     Args:
         inputs: floats [..., channels].
@@ -41,9 +42,12 @@ def synchronized_batch_norm(
         axes = list(range(values.shape.rank - 1))
         wide = tf.cast(values, tf.float32)
         rows = tf.cast(tf.size(values) // values.shape[-1], tf.float32)
-        total, squares, count = reduce([tf.reduce_sum(wide, axes), tf.reduce_sum(tf.square(wide), axes), rows])
+        own_sum = tf.reduce_sum(wide, axes)
+        own_mean = own_sum / tf.maximum(rows, 1.0)
+        own_squares = tf.reduce_sum(tf.math.squared_difference(wide, own_mean), axes)
+        total, within, between, count = reduce([own_sum, own_squares, own_sum * own_mean, rows])
         mean = total / count
-        variance = tf.maximum(squares / count - tf.square(mean), 0.0)
+        variance = (within + tf.maximum(between - total * mean, 0.0)) / count
         scale = tf.math.rsqrt(variance + epsilon)
 
         def gradient(upstream: Any, *_of_statistics: Any) -> tuple[Any, Any, Any]:
