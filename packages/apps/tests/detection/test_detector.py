@@ -123,7 +123,7 @@ def test_a_photo_gives_the_same_detections_in_each_orientation(
     stored = ImageOps.exif_transpose(Image.open(buffer))
     marks[0x0112] = turn
     stored.save(tmp_path / "a.png", exif=marks)
-    (expected,) = detector.predict([image_dir / "1.png"])
+    expected, _ = detector.predict([image_dir / "1.png"] * 2)  # a batch of another size rounds differently
     found = detector.predict([tmp_path / "a.png", (tmp_path / "a.png").read_bytes()])
     for one in found:
         np.testing.assert_array_equal(one.boxes_yxyx, expected.boxes_yxyx)
