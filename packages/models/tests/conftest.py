@@ -77,7 +77,14 @@ def assembly() -> Callable[[Any], bytes]:
 
 
 @pytest.fixture(scope="session")
-def bf16_kernels() -> None:
+def has_avx512() -> bool:
+    """Return whether the processor has AVX-512; False where the system is not Linux."""
+    about = Path("/proc/cpuinfo")
+    return about.exists() and "avx512bw" in about.read_text().split()
+
+
+@pytest.fixture(scope="session")
+def bf16_kernels(has_avx512: bool) -> None:
     """Skip a test where MXNet has no kernels in bfloat16: on processors without AVX-512."""
-    if "avx512bw" not in Path("/proc/cpuinfo").read_text().split():
+    if not has_avx512:
         pytest.skip("MXNet's kernels in bfloat16 need AVX-512, which this processor lacks")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 
 from gaudi_apps.runtime.errors import ThreadTrialError
 from gaudi_apps.runtime.tensorflow import Threads, cache_file, choose_fastest, find_threads, list_choices, measure
-from gaudi_distributed.devices.machine import Machine, gather_processor
 
 SECONDS = {Threads(2, 1): 0.3, Threads(2, 2): 0.2}
 
@@ -99,9 +97,13 @@ def test_nothing_is_measured_for_a_device(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.slow
 def test_a_choice_is_measured_in_a_process_of_its_own() -> None:
-    # Without instructions for bf16 a trial takes minutes beside other work.
-    has_bf16 = gather_processor(Machine(), os.sched_getaffinity(0)).bf16_by
-    assert 1e-4 < measure(Threads(1, 1), "bfloat16" if has_bf16 else "float32") < 100
+    assert 1e-4 < measure(Threads(1, 1), "float32") < 100
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("bf16_kernels")  # without them a trial takes minutes beside other work
+def test_a_choice_is_measured_in_bfloat16() -> None:
+    assert 1e-4 < measure(Threads(1, 1), "bfloat16") < 100
 
 
 @pytest.mark.slow
