@@ -3,6 +3,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,21 +11,42 @@ import pytest
 from gaudi_apps.runtime.errors import SIGNALS, StoppedError, StopRequest
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_is_noted_and_the_next_one_interrupts(number: signal.Signals) -> None:
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Set the handlers of this process back."""
+    before = {each: signal.getsignal(each) for each in SIGNALS}
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where these tests run under nohup
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_is_noted_and_what_a_scheduler_sends_again_changes_nothing(number: signal.Signals) -> None:
     before = [signal.getsignal(each) for each in SIGNALS]
     with StopRequest() as stop:
         assert not stop
         assert stop.name == ""
+        for _ in range(3):
+            signal.raise_signal(number if number != signal.SIGINT or not stop else signal.SIGTERM)
+            assert stop.name == number.name
+        for other in (signal.SIGTERM, signal.SIGHUP):
+            signal.raise_signal(other)
+        assert stop.name == number.name
+    assert ([signal.getsignal(each) for each in SIGNALS] == before) == (number == signal.SIGINT)
+    if number != signal.SIGINT:  # nor does it after the state was saved
         signal.raise_signal(number)
-        assert stop
-        assert stop.name == number.name
-        for other in SIGNALS:
-            with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(other)
-        assert stop.name == number.name
-    assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_person_who_interrupts_twice_does_not_wait() -> None:
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert stop.name == "SIGTERM"
 
 
 def test_handlers_are_set_back_after_an_error() -> None:

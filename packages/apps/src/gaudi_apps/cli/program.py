@@ -95,6 +95,8 @@ class Program(ABC):
         ):
             config = self.parse(arguments)
             mode = self.find_mode(config)
+            if mode == "train":  # which reports all that it does; no other mode has a bound in time
+                reporter.begin("start")
             if mode == "plan":
                 self._plan(config, arguments)
             elif is_elastic(os.environ):

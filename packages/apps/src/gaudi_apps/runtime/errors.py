@@ -212,9 +212,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
-    """Remember the first SIGINT, SIGTERM or SIGHUP within a context; a second one interrupts at once.
+    """Remember the first SIGINT, SIGTERM or SIGHUP within a context; only a second SIGINT interrupts at once.
 
-    A SIGHUP that is ignored, as by nohup, stays ignored.
+    A scheduler sends its signals to every process, and the launcher passes them on: what comes again changes nothing.
+    A person who presses Ctrl-C twice does not wait. A SIGHUP that is ignored, as by nohup, stays ignored.
 
     Args:
         find_other: the name of who else asks; empty: nobody does.
@@ -222,6 +223,7 @@ class StopRequest:
 
     def __init__(self, find_other: Callable[[], str] = lambda: "") -> None:
         self._name = ""
+        self._is_interrupted = False
         self._find_other = find_other
         self._before: dict[signal.Signals, Any] = {}
 
@@ -241,10 +243,14 @@ class StopRequest:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # What was asked to end says goodbye to the other ranks undisturbed.
+        is_ending = self and self._name != signal.SIGINT.name
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if number == signal.SIGINT or not is_ending:
+                signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._name:
+        if number == signal.SIGINT and self._is_interrupted:
             raise KeyboardInterrupt
-        self._name = signal.Signals(number).name
+        self._is_interrupted |= number == signal.SIGINT
+        self._name = self._name or signal.Signals(number).name

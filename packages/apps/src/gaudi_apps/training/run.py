@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -112,7 +113,12 @@ def _open_logged_training(session: Session, loggers: Sequence[RunLogger]) -> Ite
             plot_curves(history, session.model_dir / CURVES, evaluations=evaluations)
         # A signal may come to some ranks only, and all of them have to end alike.
         names = [name.decode() for name in communicator.gather(stop.name.encode())]
-        asked = (name + f" to rank {rank}" * (len(names) > 1) for rank, name in enumerate(names) if name)
+        # The launcher asks all ranks.
+        asked = (
+            name + f" to rank {rank}" * (len(names) > 1 and name in signal.Signals.__members__)
+            for rank, name in enumerate(names)
+            if name
+        )
         if name := next(asked, ""):
             _report(session)
             command = "the same command" + " without --clean" * run.clean
