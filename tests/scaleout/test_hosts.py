@@ -160,8 +160,9 @@ def test_a_host_with_another_key_is_refused(hosts: TwoHosts, tmp_path: Path, bac
         done = launch(hosts, tmp_path, ["--backend", backend], ["touch", "canary"])
     finally:
         known.write_text(right)
-    assert done.returncode != 0
+    assert done.returncode == 78  # and not 75, on which a scheduler would start it again
     assert "Host key verification" in done.stderr
+    assert ADDRESSES[1] in done.stderr.splitlines()[-1]
     # The first host has no key to check: it is this machine.
     assert backend == "multi_worker" or not (tmp_path / "canary").exists()
 
@@ -238,6 +239,25 @@ def test_a_rank_that_fails_on_the_other_host_ends_all(hosts: TwoHosts, tmp_path:
     assert done.returncode == 9
     assert f"rank 3 on {ADDRESSES[1]}: ended with status 9" in done.stderr.splitlines()[-1]
     assert find_processes(mark) == []
+
+
+def test_a_host_without_python_is_named(hosts: TwoHosts, tmp_path: Path) -> None:
+    flags = ["--backend", "gloo", "--interface", "wire", "--remote_python", "/nowhere/python"]
+    done = launch(hosts, tmp_path, flags, [sys.executable, "-c", "import signal; signal.pause()"])
+    assert done.returncode == 66
+    assert f"rank 2 on {ADDRESSES[1]}: cannot start Python" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("status", "expected"), [(2, 2), (-1, 255)])
+def test_a_rank_of_the_other_host_has_its_own_status(
+    hosts: TwoHosts, tmp_path: Path, status: int, expected: int
+) -> None:
+    """Also that of ssh when it fails."""
+    code = "import os, signal, sys; "
+    code += f"sys.exit({status}) if os.environ['HOROVOD_RANK'] == '3' else signal.pause()"
+    done = launch(hosts, tmp_path, ["--backend", "gloo", "--interface", "wire"], [sys.executable, "-c", code])
+    assert done.returncode == expected
+    assert f"rank 3 on {ADDRESSES[1]}: ended with status {expected}" in done.stderr.splitlines()[-1]
 
 
 def find_processes(mark: str) -> list[int]:

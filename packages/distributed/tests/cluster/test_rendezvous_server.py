@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 
 from gaudi_distributed.cluster.rendezvous import RendezvousServer
@@ -39,3 +40,44 @@ def test_a_value_is_bounded() -> None:
         connection.endheaders()  # the refusal does not wait for what it is about
         assert connection.getresponse().status == 400
         connection.close()
+
+
+def test_a_value_that_is_not_there_yet_is_waited_for() -> None:
+    """Else each rank would ask for it every 10 ms."""
+    with RendezvousServer("127.0.0.1") as server:
+        connection = connect(server)
+        connection.request("GET", "/global/1")
+        assert ask(server, "PUT", "/global/1", b"late") == (200, b"")
+        answer = connection.getresponse()
+        assert (answer.status, answer.read()) == (200, b"late")
+        connection.close()
+        assert ask(server, "GET", "/gaudi_run/assignment_1") == (404, b"")  # whose workers do other things meanwhile
+
+
+def test_many_ranks_find_each_other() -> None:
+    ranks = range(256)
+    with RendezvousServer("127.0.0.1") as server, ThreadPoolExecutor(len(ranks)) as pool:
+
+        def meet(rank: int) -> list[bytes]:
+            assert ask(server, "PUT", f"/global/{rank}", b"%d" % rank)[0] == 200
+            others = [(rank + step) % len(ranks) for step in (1, 2, 4, 8, 16, 32, 64, 128)]
+            found = []
+            for other in others:
+                while (answer := ask(server, "GET", f"/global/{other}"))[0] == 404:
+                    pass
+                found.append(answer[1])
+            assert found == [b"%d" % other for other in others]
+            return found
+
+        assert len(list(pool.map(meet, ranks))) == len(ranks)
+        assert len(server.values) == len(ranks)
+
+
+def test_who_says_nothing_keeps_nobody_out() -> None:
+    with RendezvousServer("127.0.0.1") as server:
+        silent = [connect(server) for _ in range(64)]
+        for connection in silent:
+            connection.connect()
+        assert ask(server, "PUT", "/global/0", b"1") == (200, b"")
+        for connection in silent:
+            connection.close()

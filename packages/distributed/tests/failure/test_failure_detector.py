@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from gaudi_distributed.failure.coordinator import FailureDetector
 from gaudi_distributed.failure.messages import Timeouts
 
-TIMEOUTS = Timeouts(stall_seconds=10, heartbeat_seconds=1)
+TIMEOUTS = Timeouts(stall_seconds=10, join_seconds=60, start_seconds=200, first_seconds=120)
 
 
 def make_detector(size: int = 3) -> FailureDetector:
-    detector = FailureDetector(TIMEOUTS, 0.5, 0.0)
+    detector = FailureDetector(TIMEOUTS, 0.5, 0.0, size)
     for rank in range(size):
         assert detector.on_join(rank, f"host{rank}", 0.0)
     return detector
@@ -31,17 +31,18 @@ def pass_time(detector: FailureDetector, start: float, end: float, *, silent: in
     return None
 
 
-def reported(detector: FailureDetector, *states: tuple[int, str], at: float = 0.0, count: int = 5) -> None:
-    """Each rank reports its state so often."""
+def reported(detector: FailureDetector, *states: tuple[int, str], count: int = 5, trains: bool = True) -> None:
+    """Each rank reports its state so often, and the first one before that it trains."""
+    detector.on_heartbeat(0, 0, "start", int(trains), 0.0)
     for rank, (step, phase) in enumerate(states):
-        for number in range(1, count + 1):
-            detector.on_heartbeat(rank, step, phase, number, at)
+        for number in range(count):
+            detector.on_heartbeat(rank, step, phase, number + 2, 0.0)
 
 
 def test_first_of_several_deaths() -> None:
     detector = make_detector()
-    detector.on_disconnect(2)
-    detector.on_disconnect(0)
+    detector.on_disconnect(2, 0.0)
+    detector.on_disconnect(0, 0.0)
     cause = detector.check(0.1)
     assert cause is not None
     assert (cause.rank, cause.host, cause.status) == (2, "host2", 75)
@@ -57,7 +58,7 @@ def test_rank_joins_once() -> None:
 def test_connection_that_ends_after_leaving_is_no_death() -> None:
     detector = make_detector(1)
     detector.on_leave(0, 0, "")
-    detector.on_disconnect(0)
+    detector.on_disconnect(0, 0.0)
     assert detector.check(100) is None
     assert detector.conclude() is None
 
@@ -122,8 +123,9 @@ def _alive(detector: FailureDetector, now: float) -> bool:
     ("states", "count", "expected"),
     [
         ([(8, "step")] * 3, 5, 11),
-        ([(8, "step")] * 3, 1, math.inf),  # the first step may be compiled
-        ([(0, "start")] * 3, 5, math.inf),
+        ([(8, "step")] * 3, 1, 121),  # the first step may be compiled
+        ([(8, "step"), (8, "step"), (8, "export")], 1, 481),
+        ([(0, "start")] * 3, 5, 201),
         ([(8, "evaluation")] * 3, 2, 11),
         ([(8, "step"), (8, "step"), (8, "checkpoint")], 5, 101),
         ([(8, "evaluation"), (8, "scoring"), (8, "evaluation")], 5, 101),
@@ -132,8 +134,55 @@ def _alive(detector: FailureDetector, now: float) -> bool:
 def test_how_long_it_may_take(states: list[tuple[int, str]], count: int, expected: float) -> None:
     detector = make_detector()
     reported(detector, *states, count=count)
-    times = (now for now in range(300) if _alive(detector, now) and detector.check(now))
+    times = (now for now in range(900) if _alive(detector, now) and detector.check(now))
     assert next(times, math.inf) == expected
+
+
+@pytest.mark.parametrize(
+    ("phase", "count", "expected"),
+    [
+        ("start", 0, math.inf),  # a prediction reports nothing
+        ("broadcast", 1, math.inf),  # an evaluation reports this alone
+        ("evaluation", 2, 11),
+    ],
+)
+def test_what_does_not_train_has_a_bound_only_where_it_reports_again(phase: str, count: int, expected: float) -> None:
+    detector = make_detector()
+    reported(detector, *[(0, phase)] * 3, count=count, trains=False)
+    times = (now for now in range(900) if _alive(detector, now) and detector.check(now))
+    assert next(times, math.inf) == expected
+
+
+def test_rank_that_never_joins() -> None:
+    detector = FailureDetector(TIMEOUTS, 0.5, 0.0, 3, hosts=("a", "b", "c"))
+    assert pass_time(detector, 0, 500) is None  # a program may join none
+    for rank in (0, 2):
+        assert detector.on_join(rank, f"host{rank}", 500)
+    assert pass_time(detector, 500, 700) == 561
+    cause = detector.check(562)
+    assert cause is not None
+    assert (cause.rank, cause.host, cause.status) == (1, "b", 75)
+
+
+def test_loss_while_a_rank_has_not_joined_waits_for_what_mpirun_says() -> None:
+    """It ends the others by itself, and says afterwards which one it was."""
+    detector = FailureDetector(TIMEOUTS, 0.5, 0.0, 2, awaits_starter=True)
+    assert detector.on_join(0, "a", 0)
+    detector.on_disconnect(0, 1)
+    assert detector.check(3) is None
+    detector.abort(2, "rank 1")
+    cause = detector.check(3.1)
+    assert cause is not None
+    assert (cause.status, cause.text) == (2, "rank 1")
+
+
+def test_loss_that_mpirun_says_nothing_of_is_the_cause() -> None:
+    detector = FailureDetector(TIMEOUTS, 0.5, 0.0, 2, awaits_starter=True)
+    assert detector.on_join(0, "a", 0)
+    detector.on_disconnect(0, 1)
+    cause = detector.check(17)
+    assert cause is not None
+    assert cause.rank == 0
 
 
 def test_error_that_may_follow_from_another_waits_for_it() -> None:
@@ -169,7 +218,7 @@ def test_stopping_ends_nobody_who_still_saves() -> None:
 def test_launcher_has_its_own_reasons() -> None:
     detector = make_detector(2)
     detector.abort(75, "mpirun was killed")
-    detector.on_disconnect(0)
+    detector.on_disconnect(0, 0.0)
     cause = detector.check(1)
     assert cause is not None
     assert cause.describe() == "mpirun was killed"
@@ -191,7 +240,7 @@ def test_the_first_certain_event_stays_the_cause(happenings: list[tuple[str, int
         elif what == "doubt" and present:
             detector.on_failure(rank, 75, "doubtful", now, certain=False)
         elif what == "lose":
-            detector.on_disconnect(rank)
+            detector.on_disconnect(rank, 0.0)
         elif what == "leave" and present:
             detector.on_leave(rank, 0, "")
         elif what == "declare":

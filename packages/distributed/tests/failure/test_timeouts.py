@@ -9,7 +9,7 @@ from gaudi_distributed.launch.running import END_SECONDS, LEAVE_SECONDS
 
 def test_defaults_end_a_run_within_a_minute() -> None:
     timeouts = read_timeouts({"GAUDI_RUN_STALL_SECONDS": ""})
-    assert timeouts == Timeouts()
+    assert timeouts == Timeouts(join_seconds=301, start_seconds=1801, first_seconds=901)
     assert timeouts.stall_seconds + LEAVE_SECONDS + END_SECONDS < 60
 
 

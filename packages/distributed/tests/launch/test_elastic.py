@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ class Run:
 
     def __init__(self, folder: Path, told: Any, orders: dict[int, Any]) -> None:
         self.folder = folder
-        self._told, self._orders = told, orders
+        self.told, self._orders = told, orders
         self._process: subprocess.Popen[str] | None = None
 
     def list_hosts(self, *lines: str) -> None:
@@ -31,7 +32,9 @@ class Run:
         draft.write_text("\n".join(lines) + "\n")
         draft.rename(self.folder / "hosts")
 
-    def start(self, *hosts: str, flags: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    def start(
+        self, *hosts: str, flags: tuple[str, ...] = (), environ: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
         self.list_hosts(*hosts)
         script = self.folder / "hosts.sh"
         looks = "".join(f'echo look > "{orders.path}"\n' for orders in self._orders.values())
@@ -39,7 +42,8 @@ class Run:
         script.chmod(0o755)
         launcher = [sys.executable, "-m", "gaudi_distributed.launch", "--no_jemalloc", "--max_np", "2", *flags]
         command = [*launcher, "--host_discovery_script", str(script), sys.executable, str(PROGRAM), str(self.folder)]
-        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        environ = {**os.environ, **(environ or {})}
+        self._process = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True)
         return self._process
 
     def order(self, worker: int, order: str) -> None:
@@ -48,8 +52,8 @@ class Run:
     def assignment(self, number: int, worker: int) -> str:
         """Wait for the rank of a worker in its own n-th round, and return it."""
         prefix = f"worker {worker} in round {number}: "
-        while not (found := [line for line in self._told.lines if line.startswith(prefix)]):
-            self._told.read(self._process)
+        while not (found := [line for line in self.told.lines if line.startswith(prefix)]):
+            self.told.read(self._process)
         return str(found[0]).removeprefix(prefix)
 
     def end(self) -> tuple[int, list[dict[int, str]], str]:
@@ -118,6 +122,28 @@ def test_all_are_lost(run: Run) -> None:
     status, _, last = run.end()
     assert status == 75
     assert "ended by signal 9" in last
+
+
+def test_new_host_that_is_bad_ends_nobody_else(run: Run) -> None:
+    """Its worker fails before it takes part, with a status that ends a run where all have it."""
+    process = run.start(BOTH[0], environ={"TF_TEST_BAD": "127.0.0.2"})
+    run.assignment(1, 1)
+    run.list_hosts(*BOTH)
+    run.told.wait_for("bad host", process=process)
+    run.list_hosts(BOTH[0])
+    run.order(1, "done")
+    status, rounds, _ = run.end()
+    assert status == 0
+    assert rounds == [{0: "localhost"}]
+
+
+def test_frozen_worker_is_ended_though_nobody_waits_for_it(run: Run) -> None:
+    run.start(BOTH[0], environ={"GAUDI_RUN_STALL_SECONDS": "4"})
+    run.assignment(1, 1)
+    run.order(1, "end -19")
+    status, _, last = run.end()
+    assert status == 75
+    assert last.startswith("gaudi-run: error: worker 1 on ")
 
 
 def test_user_asks_for_the_end(run: Run) -> None:

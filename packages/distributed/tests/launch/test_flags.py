@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from gaudi_distributed.errors import FlagError
-from gaudi_distributed.launch.choices import check_interface
+from gaudi_distributed.launch.choices import check_interface, choose_backend
 from gaudi_distributed.launch.flags import parse_flags, without_flags
 
 
@@ -81,3 +82,16 @@ def test_interfaces(text: str) -> None:
 def test_no_interfaces(text: str) -> None:
     with pytest.raises(FlagError, match="--interface"):
         check_interface(text, "--interface")
+
+
+@pytest.mark.parametrize("backend", [[], ["--backend", "gloo"]])
+@pytest.mark.parametrize("ranks", [128, 129])
+def test_many_ranks_through_gloo_are_told_of(backend: list[str], ranks: int, tmp_path: Path) -> None:
+    """What the user chose is kept, and Open MPI is named where mpirun is found."""
+    options = parse_flags([*backend, "--np", str(ranks), "x"])
+    assert choose_backend(options, None, {"PATH": str(tmp_path)}, ranks)[0] == "gloo"
+    (tmp_path / "mpirun").touch(0o755)
+    chosen, line = choose_backend(options, None, {"PATH": str(tmp_path)}, ranks)
+    assert chosen == ("gloo" if backend else "openmpi")
+    assert bool(line) == (chosen == "gloo" and ranks > 128)
+    assert ("openmpi" in line) == bool(line)

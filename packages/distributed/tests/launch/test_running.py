@@ -145,13 +145,31 @@ def test_who_takes_too_long_to_save_is_ended(run: Run) -> None:
     assert run.end()[0] == 75
 
 
-def test_asked_twice_all_ends_at_once(run: Run) -> None:
+def test_asked_twice_by_a_person_all_ends_at_once(run: Run) -> None:
     process = run.start("stubborn", "stay", flags=("--grace", f"{2 * SECONDS}"))
     run.wait_for_ranks()
-    process.terminate()
+    process.send_signal(signal.SIGINT)
     run.told.wait_for("rank 0 is asked to end", process=process)
-    process.terminate()
+    process.send_signal(signal.SIGINT)
     assert run.end()[0] == 75
+
+
+def test_a_scheduler_may_signal_every_process_again_while_ranks_save(run: Run) -> None:
+    process = run.start("save=75", "save=75", flags=("--grace", f"{2 * SECONDS}"))
+    run.wait_for_ranks()
+    guards = [
+        int(pid) for path in Path(f"/proc/{process.pid}/task").glob("*/children") for pid in path.read_text().split()
+    ]
+    process.send_signal(signal.SIGTERM)
+    run.told.wait_for("rank 0 saves", "rank 1 saves", process=process)
+    for pid in (process.pid, *guards):
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM):
+            os.kill(pid, number)
+    run.disk.open()
+    status, _, err = run.end()
+    assert status == 75
+    assert "gaudi-run: error: ended by SIGTERM" in err
+    assert sorted(path.name for path in run.folder.glob("saved*")) == ["saved0", "saved1"]
 
 
 def test_a_frozen_rank_is_ended_with_the_others(run: Run) -> None:

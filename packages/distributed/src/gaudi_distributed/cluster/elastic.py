@@ -5,9 +5,12 @@ The launcher keeps Gloo's meeting point, a store of names and values over HTTP; 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 import time
 from collections.abc import Mapping
+from itertools import count
 
 from gaudi_distributed.errors import ConfigurationError, PeerLostError
 
@@ -17,7 +20,7 @@ SCOPE = "/gaudi_run"
 # What Horovod itself looks up when it is begun anew in its elastic mode: the same numbers once more.
 HOROVOD_SCOPE = "/rank_and_size"
 CYCLE_VARIABLE, FUSION_VARIABLE = "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD"
-_POLL_SECONDS, _TIMEOUT = 0.1, 30.0
+_POLL_SECONDS, _HEARTBEAT_SECONDS, _TIMEOUT = 0.1, 1.0, 30.0
 
 
 def is_elastic(environ: Mapping[str, str]) -> bool:
@@ -51,6 +54,15 @@ class RendezvousClient:
         self._worker = environ[WORKER]
         self._address = environ[ADDRESS], int(environ[PORT])
         self._round = 0
+        threading.Thread(target=self._give_signs_of_life, name="heartbeats", daemon=True).start()
+
+    def _give_signs_of_life(self) -> None:
+        """Send heartbeats, by whose lack the launcher knows of a worker that is frozen, be it the only one."""
+        for number in count():
+            # Of a loss of the launcher the main thread knows.
+            with contextlib.suppress(PeerLostError):
+                self._request("PUT", f"{SCOPE}/beat_{self._worker}", b"%d" % number)
+            time.sleep(_HEARTBEAT_SECONDS)
 
     def next_assignment(self) -> dict[str, str] | None:
         """Wait for the next round and return the environment variables of this worker's rank.

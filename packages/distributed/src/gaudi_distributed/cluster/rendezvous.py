@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import selectors
+import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass, field
 
-from gaudi_distributed.cluster.elastic import ADDRESS, PORT
+from gaudi_distributed.cluster.elastic import ADDRESS, HOROVOD_SCOPE, PORT, SCOPE
 from gaudi_distributed.cluster.hosts import RankAssignment, assign_ranks
 
 
@@ -108,69 +111,164 @@ class Rendezvous:
 
 _MAX_VALUE = 1 << 20
 _MAX_KEYS = 1 << 20
+_MAX_HEAD = 1 << 13
+# Connections that wait to be accepted; the kernel's own bound is 4096 by default.
+_BACKLOG = 1024
+# A request has so long to come whole, from a rank of a busy host, too; and a value has so long to be put by another
+# rank, for which ranks would ask every 10 ms.
+_REQUEST_SECONDS, _HOLD_SECONDS = 60.0, 2.0
+_TICK = 0.25
+_REASONS = {200: b"OK", 400: b"Bad Request", 404: b"Not Found", 501: b"Not Implemented", 507: b"Insufficient Storage"}
 
 
-class RendezvousServer(ThreadingHTTPServer):
+@dataclass
+class _Request:
+    """A connection with one request, which may not be there yet."""
+
+    connection: socket.socket
+    since: float
+    received: bytearray = field(default_factory=bytearray)
+    path: str = ""
+
+
+class RendezvousServer:
     """Serve names and values over HTTP while it is entered; ranks put, get and delete `/scope/key`.
+
+    One thread serves all: Horovod opens a connection for each request, and each rank makes about ten for each other
+    rank. A value that is not there yet is waited for, but not those in the scope of gaudi-run's own workers.
 
     Raises:
         OSError: the address is not one of this machine.
     """
 
-    daemon_threads = True
-
     def __init__(self, address: str) -> None:
-        super().__init__((address, 0), _Handler)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, 0), family=family, backlog=_BACKLOG)
+        self._listener.setblocking(False)
+        self._address = address
         self.lock = threading.Lock()
         self.values: dict[str, bytes] = {}
-        self._thread = threading.Thread(target=self.serve_forever, name="rendezvous", daemon=True)
+        self._is_closing = False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._reading: dict[socket.socket, _Request] = {}
+        self._held: dict[str, list[_Request]] = {}
+        self._thread = threading.Thread(target=self._serve, name="rendezvous", daemon=True)
 
     @property
     def environment(self) -> dict[str, str]:
         """Return the environment variables by which Horovod finds it."""
-        host, port = self.server_address[:2]
-        return {ADDRESS: str(host), PORT: str(port)}
+        return {ADDRESS: self._address, PORT: str(self._listener.getsockname()[1])}
 
     def __enter__(self) -> RendezvousServer:
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.shutdown()
+        self._is_closing = True
         self._thread.join()
-        self.server_close()
+        self._selector.close()
+        self._listener.close()
+        for request in (*self._reading.values(), *(each for held in self._held.values() for each in held)):
+            request.connection.close()
 
+    def _serve(self) -> None:
+        while not self._is_closing:
+            for key, _ in self._selector.select(_TICK):
+                if key.fileobj is self._listener:
+                    self._accept()
+                else:
+                    self._read(key.data)
+            self._give_up(time.monotonic())
 
-class _Handler(BaseHTTPRequestHandler):
-    timeout = 10
-    server: RendezvousServer
-
-    def do_GET(self) -> None:
-        with self.server.lock:
-            value = self.server.values.get(self.path)
-        self._answer(404 if value is None else 200, value or b"")
-
-    def do_PUT(self) -> None:
-        length = self.headers.get("Content-Length", "")
-        if not length.isdigit() or int(length) > _MAX_VALUE:
-            return self._answer(400)
-        value = self.rfile.read(int(length))
-        with self.server.lock:
-            full = len(self.server.values) >= _MAX_KEYS
-            if not full:
-                self.server.values[self.path] = value
-        return self._answer(507 if full else 200)
-
-    def do_DELETE(self) -> None:
-        """Accept that a rank is done with a scope; its values are kept until the launcher ends."""
-        self._answer(200)
-
-    def _answer(self, status: int, content: bytes = b"") -> None:
+    def _accept(self) -> None:
+        """Accept all that wait; most have sent their request already."""
+        # A process that has no file left accepts when others have ended.
         with contextlib.suppress(OSError):
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            while True:
+                connection, _ = self._listener.accept()
+                connection.setblocking(False)
+                self._read(_Request(connection, time.monotonic()))
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that the server gives
-        """Say nothing: the terminal belongs to the ranks."""
+    def _read(self, request: _Request) -> None:
+        """Read what there is, and answer once the request is whole."""
+        content: bytes | None
+        try:
+            content = request.connection.recv(65536)
+        except BlockingIOError:
+            content = None
+        except OSError:
+            content = b""
+        request.received += content or b""
+        is_whole = bool(content) and self._handle(request)
+        if content == b"" or is_whole:
+            if self._reading.pop(request.connection, None) is not None:
+                self._selector.unregister(request.connection)
+            if not is_whole:
+                request.connection.close()
+        elif request.connection not in self._reading:
+            self._reading[request.connection] = request
+            self._selector.register(request.connection, selectors.EVENT_READ, request)
+
+    def _handle(self, request: _Request) -> bool:
+        """Answer a request, or hold it; return whether it was whole."""
+        head, end, body = request.received.partition(b"\r\n\r\n")
+        if not end:
+            return len(head) > _MAX_HEAD and self._answer(request, 400)
+        first, *lines = head.decode("latin-1").split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        method, _, rest = first.partition(" ")
+        request.path = rest.partition(" ")[0]
+        length = headers.get("content-length", "" if method == "PUT" else "0")
+        if not (length.isascii() and length.isdigit()) or len(length) > 8 or int(length) > _MAX_VALUE:
+            return self._answer(request, 400)
+        if len(body) < int(length):
+            return False
+        if method == "PUT":
+            return self._put(request, bytes(body[: int(length)]))
+        if method == "GET":
+            return self._get(request)
+        # A rank is done with a scope: its values are kept until the launcher ends.
+        return self._answer(request, 200 if method == "DELETE" else 501)
+
+    def _put(self, request: _Request, value: bytes) -> bool:
+        with self.lock:
+            is_full = len(self.values) >= _MAX_KEYS
+            if not is_full:
+                self.values[request.path] = value
+        for waiting in [] if is_full else self._held.pop(request.path, []):
+            self._answer(waiting, 200, value)
+        return self._answer(request, 507 if is_full else 200)
+
+    def _get(self, request: _Request) -> bool:
+        with self.lock:
+            value = self.values.get(request.path)
+        if value is not None:
+            return self._answer(request, 200, value)
+        if request.path.startswith((f"{SCOPE}/", f"{HOROVOD_SCOPE}/")):
+            return self._answer(request, 404)
+        request.since = time.monotonic()
+        self._held.setdefault(request.path, []).append(request)
+        return True
+
+    def _answer(self, request: _Request, status: int, content: bytes = b"") -> bool:
+        head = b"HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+        # A value of Gloo has some hundred bytes, which the kernel takes at once.
+        with contextlib.suppress(OSError):
+            request.connection.settimeout(_REQUEST_SECONDS)
+            request.connection.sendall(head % (status, _REASONS[status], len(content)) + content)
+        request.connection.close()
+        return True
+
+    def _give_up(self, now: float) -> None:
+        """Answer those that have waited for long, and drop those that do not go on."""
+        for path, held in list(self._held.items()):
+            late = [each for each in held if now - each.since > _HOLD_SECONDS]
+            for request in late:
+                self._answer(request, 404)
+            self._held[path] = [each for each in held if each not in late]
+            if not self._held[path]:
+                del self._held[path]
+        for request in [each for each in self._reading.values() if now - each.since > _REQUEST_SECONDS]:
+            self._selector.unregister(request.connection)
+            self._reading.pop(request.connection).connection.close()

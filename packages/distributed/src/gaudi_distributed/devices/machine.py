@@ -1,14 +1,22 @@
-"""Read what this machine has: processors, mounts, limits of control groups, the library jemalloc, and addresses."""
+"""Read what this machine has: processors, mounts, limits of control groups, the library jemalloc, and addresses.
+
+A launcher also gets from here what it needs of the machine for its run: open files, and folders of Open MPI.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import os
 import platform
 import re
+import resource
+import shutil
 import socket
+import tempfile
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
@@ -309,8 +317,6 @@ def own_address(cluster: Cluster, local_hosts: frozenset[str], interface: str | 
         ConfigurationError: the interface is not there, or no way leads to that host.
     """
     others = [host.name for host in cluster.hosts if host.name not in local_hosts]
-    if not others:
-        return LOOPBACK
     if interface is not None and "/" not in interface:
         address = find_address(interface)
         if address is None:
@@ -319,7 +325,9 @@ def own_address(cluster: Cluster, local_hosts: frozenset[str], interface: str | 
                 flag="--interface",
                 remedy="choose one that `ip address` lists",
             )
-        return address
+        return address if others else LOOPBACK
+    if not others:
+        return LOOPBACK
     try:
         return address_towards(others[0])
     except OSError as error:
@@ -342,3 +350,57 @@ def find_address(name: str) -> str | None:
 
     addresses = psutil.net_if_addrs().get(name, [])
     return next((each.address for each in addresses if each.family == socket.AF_INET), None)
+
+
+def allow_files(needed: int) -> None:
+    """Let this process have so many files open, as far as its hard limit goes.
+
+    Raises:
+        ConfigurationError: the hard limit is less.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            raise ConfigurationError(
+                f"this process may have {hard} files open, and the run needs {needed}",
+                remedy=f"raise the limit (ulimit -n {needed}), or start fewer ranks",
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+# Where Open MPI keeps files, by the variable that says so: folders of this run alone, which are removed with it.
+MPI_FOLDERS = {"OMPI_MCA_orte_tmpdir_base": "/tmp", "OMPI_MCA_btl_vader_backing_directory": "/dev/shm"}
+_FOLDER_PREFIX = "gaudi-run-mpi-"
+
+
+@contextlib.contextmanager
+def open_mpi_folders() -> Iterator[dict[str, str]]:
+    """Make folders for the files of an Open MPI on this machine, which a killed mpirun leaves; yield their variables.
+
+    Those that a killed launcher left are removed before: nobody holds their locks.
+    """
+    made: dict[str, str] = {}
+    with ExitStack() as stack:
+        for name, parent in MPI_FOLDERS.items():
+            if not os.access(parent, os.W_OK):
+                continue
+            for left in Path(parent).glob(f"{_FOLDER_PREFIX}*"):
+                _remove_left(left)
+            folder = made[name] = tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent)
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield made
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove a folder of this user whose launcher has ended; a fresh one, not locked yet, is empty and is left."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if os.fstat(descriptor).st_uid == os.geteuid() and any(folder.iterdir()):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(descriptor)

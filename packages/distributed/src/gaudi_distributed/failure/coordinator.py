@@ -11,14 +11,18 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gaudi_distributed.errors import MessageError
 from gaudi_distributed.failure.messages import (
     CONTINUE,
+    FIRST,
+    JOIN,
     LOST,
     MAX_BYTES,
+    STALL,
+    START,
     Failed,
     FailureCause,
     Heartbeat,
@@ -50,6 +54,9 @@ class Coordinator:
         size: number of ranks.
         address: of the interface to listen on; the loopback interface reaches this machine's ranks only.
         timeouts: see `Timeouts`; ranks are told them.
+        hosts: of the ranks, where they are known before a rank says its own.
+        awaits_starter: whether what starts the ranks ends them all for one that fails, and says so afterwards only, as
+            mpirun does: while a rank has not joined, the loss of another is then not taken for the cause at once.
         settle_seconds: time that an uncertain error waits for the failure that it may follow from.
         on_cause: called once with the cause, from the coordinator's thread, after the ranks were told; not if the ranks
             took this process for lost, and reported that themselves.
@@ -64,6 +71,8 @@ class Coordinator:
         *,
         address: str = "127.0.0.1",
         timeouts: Timeouts | None = None,
+        hosts: Sequence[str] = (),
+        awaits_starter: bool = False,
         settle_seconds: float = 1.0,
         on_cause: Callable[[FailureCause], None] = lambda cause: None,
     ) -> None:
@@ -72,7 +81,9 @@ class Coordinator:
         self._cause: FailureCause | None = None
         self._over = threading.Event()
         self._settle_seconds = settle_seconds
-        self._detector = FailureDetector(self._timeouts, settle_seconds, time.monotonic())
+        self._detector = FailureDetector(
+            self._timeouts, settle_seconds, time.monotonic(), size, hosts=hosts, awaits_starter=awaits_starter
+        )
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._strangers: dict[asyncio.StreamWriter, str] = {}  # their addresses, the oldest first
         self._loop = asyncio.new_event_loop()
@@ -105,6 +116,16 @@ class Coordinator:
     def present(self) -> frozenset[int]:
         """Return the ranks that are connected."""
         return frozenset(self._detector.present)
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """Return the ranks that never connected."""
+        return frozenset(self._detector.missing)
+
+    @property
+    def was_joined(self) -> bool:
+        """Return whether any rank ever connected; not every program connects its ranks."""
+        return len(self.missing) < self._size
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until there is a cause or every rank has left; False if that takes longer than `seconds`."""
@@ -168,7 +189,7 @@ class Coordinator:
         if rank >= 0:
             self._writers.pop(rank, None)
             self._decide()  # first, to know whether it was this process that did not answer
-            self._detector.on_disconnect(rank)
+            self._detector.on_disconnect(rank, time.monotonic())
             self._decide()
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
@@ -232,7 +253,13 @@ class Coordinator:
 
 # In these phases one rank works and the others wait, on a disk or a library that reports no progress.
 PATIENT_PHASES, PATIENCE = frozenset({"checkpoint", "scoring"}), 10
+# A training reports it first, and then all that it does.
+_START = "start"
+# One report of it covers the whole: quantization may take an hour.
+_EXPORT, _EXPORT_FACTOR = "export", 4
 _MISSED_HEARTBEATS = 3
+# What mpirun may take to end its other ranks, and to say which one failed.
+_STARTER_SECONDS = 15.0
 
 
 @dataclass
@@ -241,17 +268,26 @@ class _Rank:
     heard: float
     moved: float
     step: int = 0
-    phase: str = "start"
+    phase: str = _START
     reports: int = 0
-    # Reports by phase: a first one is not timed, for a device may have to compile then.
+    # Reports by phase: a device may have to compile in the first.
     seen: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def patience(self) -> float:
-        """Return the factor by which the rank's timeout is extended in its phase."""
-        if self.seen.get(self.phase, 0) < 2 or self.phase == "start":
-            return math.inf
-        return PATIENCE if self.phase in PATIENT_PHASES else 1
+    def find_bound(self, timeouts: Timeouts, *, is_training: bool) -> tuple[float, str]:
+        """Return for how many seconds it may report nothing, and the variable that sets that.
+
+        What does not train, as a prediction does, may report nothing, so it has a bound only in a phase that it reports
+        again and again.
+        """
+        if self.phase == _START:
+            return (timeouts.start_seconds, START) if is_training else (math.inf, "")
+        usual = timeouts.stall_seconds * (PATIENCE if self.phase in PATIENT_PHASES else 1)
+        if self.seen.get(self.phase, 0) < 2:
+            if not is_training:
+                return math.inf, ""
+            factor = _EXPORT_FACTOR if self.phase == _EXPORT else 1
+            return max(usual, timeouts.first_seconds * factor), FIRST
+        return usual, STALL
 
 
 class FailureDetector:
@@ -262,9 +298,20 @@ class FailureDetector:
         was_given_up: whether this process was stopped for so long that ranks took it for lost.
     """
 
-    def __init__(self, timeouts: Timeouts, settle_seconds: float, now: float) -> None:
+    def __init__(
+        self,
+        timeouts: Timeouts,
+        settle_seconds: float,
+        now: float,
+        size: int,
+        *,
+        hosts: Sequence[str] = (),
+        awaits_starter: bool = False,
+    ) -> None:
         self._timeouts, self._settle_seconds = timeouts, settle_seconds
+        self._size, self._hosts, self._awaits_starter = size, hosts, awaits_starter
         self._ranks: dict[int, _Rank] = {}
+        self._first_joined: float | None = None
         self._looked = now
         self._certain: FailureCause | None = None
         self._doubtful: tuple[float, FailureCause] | None = None
@@ -277,10 +324,16 @@ class FailureDetector:
         """Return the ranks that joined and did not leave."""
         return set(self._ranks)
 
+    @property
+    def missing(self) -> set[int]:
+        """Return the ranks that never joined."""
+        return set(range(self._size)) - self.present - self.left
+
     def on_join(self, rank: int, host: str, now: float) -> bool:
         """Add a rank; False if it joined before."""
         if rank in self._ranks or rank in self.left:
             return False
+        self._first_joined = now if self._first_joined is None else self._first_joined
         self._ranks[rank] = _Rank(host, heard=now, moved=now)
         return True
 
@@ -300,7 +353,7 @@ class FailureDetector:
         if certain:
             self._certain = self._certain or cause
         else:
-            self._doubtful = self._doubtful or (now, cause)
+            self._doubt(cause, now)
 
     def on_leave(self, rank: int, status: int, text: str) -> None:
         """Note that a rank is done; with a nonzero status the others are about to stop, too."""
@@ -309,13 +362,23 @@ class FailureDetector:
         self._ranks.pop(rank)
         self.left.add(rank)
 
-    def on_disconnect(self, rank: int) -> None:
+    def on_disconnect(self, rank: int, now: float) -> None:
         """Note that the connection of a rank is gone."""
         if rank in self._ranks:
             text = f"its process was killed or crashed; see its output and the kernel's; {CONTINUE}"
-            self._certain = self._certain or self._cause(rank, LOST, text)
+            cause = self._cause(rank, LOST, text)
+            # mpirun ends this one for another, which never joined or whose host is lost.
+            if self._awaits_starter and (self.missing or self._is_any_quiet(now)):
+                self._doubt(cause, now)
+            else:
+                self._certain = self._certain or cause
             self._ranks.pop(rank)
             self.left.add(rank)
+
+    def _doubt(self, cause: FailureCause, now: float) -> None:
+        """Take something for the cause unless another one is found meanwhile."""
+        wait = _STARTER_SECONDS if self._awaits_starter and self.missing else self._settle_seconds
+        self._doubtful = self._doubtful or (now + wait, cause)
 
     def abort(self, status: int, text: str) -> None:
         """End the run for a reason of the launcher."""
@@ -326,14 +389,16 @@ class FailureDetector:
         # Where this process itself was stopped for a while, ranks were not silent: nobody listened.
         if (deaf := now - self._looked) > 2 * self._timeouts.heartbeat_seconds:
             self.was_given_up = self.was_given_up or deaf > self._timeouts.stall_seconds
+            if self._first_joined is not None:
+                self._first_joined += deaf
             for state in self._ranks.values():
                 state.heard, state.moved = state.heard + deaf, state.moved + deaf
         self._looked = now
         if self._certain is None:
-            self._certain = self._find_silent(now) or self._find_still(now)
+            self._certain = self._find_silent(now) or self._find_absent(now) or self._find_still(now)
         if self._certain is None and self._doubtful is not None and not self._is_any_quiet(now):
-            since, cause = self._doubtful
-            self._certain = cause if now - since >= self._settle_seconds else None
+            due, cause = self._doubtful
+            self._certain = cause if now >= due else None
         return self._certain
 
     def conclude(self) -> FailureCause | None:
@@ -356,18 +421,34 @@ class FailureDetector:
         text = f"has not answered for {bound:g} s: stopped, or its machine or network is lost; look there; {CONTINUE}"
         return self._cause(rank, LOST, text)
 
+    def _find_absent(self, now: float) -> FailureCause | None:
+        """Return the lack of a rank that others have waited for; a program of which no rank joins has no such bound."""
+        bound = self._timeouts.join_seconds
+        if self._first_joined is None or now - self._first_joined <= bound or not self.missing:
+            return None
+        ranks = sorted(self.missing)
+        text = (
+            f"has not begun {bound:g} s after the first rank did ({len(ranks)} of {self._size} have not); see its "
+            f"output and its host, or raise {JOIN}; {CONTINUE}"
+        )
+        host = self._hosts[ranks[0]] if self._hosts else "an unknown host"
+        return FailureCause(ranks[0], host, 0, "start", LOST, text)
+
     def _find_still(self, now: float) -> FailureCause | None:
         """Return the stall of the rank that all wait for, if no rank makes progress."""
-        if not self._ranks or self.left or self._is_any_quiet(now):
+        if not self._ranks or self._is_any_quiet(now):
             return None
-        patience = max(state.patience for state in self._ranks.values())
-        bound = self._timeouts.stall_seconds * patience
+        states = self._ranks.values()
+        is_training = any(_START in state.seen for state in states)
+        bound, variable = max(state.find_bound(self._timeouts, is_training=is_training) for state in states)
+        if self.left:  # the others may do what takes long and needs no other rank
+            bound, variable = max((bound, variable), (self._timeouts.start_seconds, START))
         if now - max(state.moved for state in self._ranks.values()) <= bound:
             return None
         rank = min(self._ranks, key=lambda rank: (self._ranks[rank].step, self._ranks[rank].moved))
         text = (
             f"no rank has made progress for {bound:g} s, and this one stopped first; see what it waits for "
-            f"(py-spy dump), or raise the timeout; {CONTINUE}"
+            f"(py-spy dump), or raise {variable}; {CONTINUE}"
         )
         return self._cause(rank, LOST, text)
 

@@ -33,11 +33,18 @@ class Timeouts:
             all processes have ended within a minute.
         leave_seconds: time for a rank to leave by itself once the run is over; then its process is killed.
         heartbeat_seconds: between two heartbeats.
+        join_seconds: from the first rank that says hello to the last; it imports no framework before.
+        start_seconds: for the phase ``"start"``: frameworks are imported, data is opened, ranks find each other. A
+            training reports this phase; other work has no such bound, nor the next one.
+        first_seconds: for the first report of each other phase, in which a device may have to compile.
     """
 
     stall_seconds: float = 40.0
     leave_seconds: float = 5.0
     heartbeat_seconds: float = 1.0
+    join_seconds: float = 300.0
+    start_seconds: float = 1800.0
+    first_seconds: float = 900.0
 
 
 @dataclass(frozen=True)
@@ -159,16 +166,22 @@ def _checked(value: object, kind: type) -> object:
 
 
 STALL, LEAVE = "GAUDI_RUN_STALL_SECONDS", "GAUDI_RUN_LEAVE_SECONDS"
+JOIN, START, FIRST = "GAUDI_RUN_JOIN_SECONDS", "GAUDI_RUN_START_SECONDS", "GAUDI_RUN_FIRST_SECONDS"
 
 
-def read_timeouts(environ: Mapping[str, str]) -> Timeouts:
-    """Return the timeouts, with those that the environment sets.
+def read_timeouts(environ: Mapping[str, str], size: int = 1) -> Timeouts:
+    """Return the timeouts of a run of `size` ranks, with those that the environment sets.
+
+    By default each rank adds a second to the bounds of joining, of the start, and of a first report.
 
     Raises:
         ConfigurationError: a variable is not a positive number, or is less than three heartbeats.
     """
     stall = _read_seconds(environ, STALL, Timeouts.stall_seconds)
     leave = _read_seconds(environ, LEAVE, Timeouts.leave_seconds)
+    join = _read_seconds(environ, JOIN, Timeouts.join_seconds + size)
+    start = _read_seconds(environ, START, Timeouts.start_seconds + size)
+    first = _read_seconds(environ, FIRST, Timeouts.first_seconds + size)
     if stall < 3 * Timeouts.heartbeat_seconds:
         raise ConfigurationError(
             f"{STALL} is {stall:g}",
@@ -178,7 +191,7 @@ def read_timeouts(environ: Mapping[str, str]) -> Timeouts:
                 f"{3 * Timeouts.heartbeat_seconds:g}"
             ),
         )
-    return Timeouts(stall_seconds=stall, leave_seconds=leave)
+    return Timeouts(stall, leave, join_seconds=join, start_seconds=start, first_seconds=first)
 
 
 def _read_seconds(environ: Mapping[str, str], name: str, default: float) -> float:

@@ -113,8 +113,9 @@ class RankClient:
         Once the run is over, the process ends here: what it would compute is not wanted.
 
         Phases are ``"start"``, ``"broadcast"``, ``"step"``, ``"evaluation"`` (at each batch), ``"scoring"``,
-        ``"checkpoint"`` and ``"export"``. From the second report of a phase on, the run is over that makes no other
-        for too long.
+        ``"checkpoint"`` and ``"export"``. A training reports ``"start"`` first: it is over if no other report follows
+        for too long, see `Timeouts`, of which the long ones are for ``"start"`` and for the first report of a phase.
+        Any other work has a bound from the second report of a phase on.
         """
         if self._cause is not None:
             if self._hosted is not None:  # the others have yet to hear of it
@@ -280,7 +281,7 @@ def start_coordinator(
     """
     if communicator.size == 1:
         return None
-    timeouts = read_timeouts(environ)
+    timeouts = read_timeouts(environ, communicator.size)
     hosts = [content.decode() for content in communicator.gather(rank_info.host.encode())]
     coordinator: Coordinator | None = None
     said = {"fault": "", "host": "", "port": 0, "token": ""}

@@ -24,7 +24,14 @@ from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgr
 from gaudi_distributed.launch.containers import Container
 from gaudi_distributed.launch.flags import Options
 from gaudi_distributed.launch.presets import Accelerator, Preset, find_preset
-from gaudi_distributed.launch.processes import CONTAINER_SSH_PORT, SSH_PORT, Backend, Ssh
+from gaudi_distributed.launch.processes import (
+    CONTAINER_SSH_PORT,
+    GLOO_RANKS,
+    SSH_PORT,
+    Backend,
+    Ssh,
+    choose_gloo_seconds,
+)
 
 _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}", re.ASCII)
 # They name hosts, and may say how many ranks each has.
@@ -101,12 +108,20 @@ def choose_shape(options: Options, preset: Preset | None) -> tuple[int, int]:
     return hosts, slots
 
 
-def choose_backend(options: Options, preset: Preset | None, environ: Mapping[str, str]) -> Backend:
-    """Return what starts the ranks: the flag's, the preset's, Open MPI if mpirun is found, or Gloo."""
+def choose_backend(
+    options: Options, preset: Preset | None, environ: Mapping[str, str], ranks: int = 1
+) -> tuple[Backend, str]:
+    """Return what starts the ranks, with a line about more ranks than Gloo starts well, or "".
+
+    It is the flag's, the preset's, Open MPI if mpirun is found, or Gloo.
+    """
     backend = options.backend or (preset.backend if preset is not None else None)
-    if backend is not None:
-        return backend
-    return "openmpi" if choose_mpi_root(options.mpi_root, environ) or _find("mpirun", environ) else "gloo"
+    has_mpi = choose_mpi_root(options.mpi_root, environ) is not None or _find("mpirun", environ) is not None
+    backend = backend or ("openmpi" if has_mpi else "gloo")
+    if backend != "gloo" or ranks <= GLOO_RANKS or options.max_np is not None:
+        return backend, ""
+    remedy = "--backend openmpi is faster" if has_mpi else "Open MPI, which is faster, is not found"
+    return backend, f"{ranks} ranks may need {choose_gloo_seconds(ranks)} s to meet through Gloo; {remedy}"
 
 
 def choose_mpi_root(flag: str | None, environ: Mapping[str, str]) -> str | None:

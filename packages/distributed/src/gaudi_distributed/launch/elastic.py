@@ -7,9 +7,11 @@ reaches its port, and switches host key checks off. Workers poll the rendezvous 
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +25,24 @@ from gaudi_distributed.failure.messages import CONTINUE, LOST, read_timeouts
 from gaudi_distributed.launch.flags import Options
 from gaudi_distributed.launch.planning import plan_launch
 from gaudi_distributed.launch.processes import LaunchPlan, plan_worker
-from gaudi_distributed.launch.running import END_SECONDS, Running, catch_signals, make_error, start_process, tell
+from gaudi_distributed.launch.running import (
+    END_SECONDS,
+    Output,
+    Running,
+    catch_signals,
+    finish_processes,
+    is_asked_to_hurry,
+    start_processes,
+    tell,
+)
 
 # After these another worker would fail alike: flags, data, input, numbers, safety, configuration.
 _FINAL = frozenset({64, 65, 66, 70, 77, 78})
 _SCRIPT_SECONDS, _WAIT_SECONDS, _TICK = 20.0, 600.0, 0.05
+# A host whose new worker failed is tried again after so long, twice as long each time, and at most after an hour.
+_BACK_OFF_SECONDS, _MAX_BACK_OFF_SECONDS = 60.0, 3600.0
+
+_ASK, _BEAT = f"{SCOPE}/ask_", f"{SCOPE}/beat_"
 
 
 class HostList:
@@ -138,8 +153,12 @@ class ElasticRun:
         self._patience = read_timeouts(environ).stall_seconds
         self._running: dict[int, Running] = {}
         self._started = 0
-        # Hosts that lost a worker get no new one until they were not named for a while.
-        self._refused: set[str] = set()
+        # When hosts get workers again. One that lost a worker of a round gets none until it was not named for a while.
+        self._refused: dict[str, float] = {}
+        self._failures: Counter[str] = Counter()
+        self._heard: dict[int, tuple[bytes, float]] = {}  # the last heartbeat of a worker, and when it came
+        self._looked = time.monotonic()
+        self._ended: set[int] = set()
         self._failed: Running | None = None
         self._has_succeeded = False
 
@@ -149,20 +168,19 @@ class ElasticRun:
             try:
                 self._go_on(asked)
             finally:
-                for running in self._running.values():
-                    running.finish()
+                finish_processes(self._running.values())
 
     def _go_on(self, asked: Sequence[int]) -> None:
-        told, idle_since = 0, time.monotonic()
+        seconds, idle_since = math.inf, time.monotonic()
         while True:
             now = time.monotonic()
             self._reap()
             if self._has_succeeded and not self._rendezvous.members:
                 break
-            if len(asked) > told:
-                told = len(asked)
+            if asked and seconds > (hurried := 0.0 if is_asked_to_hurry(asked) else self._plan.grace):
+                seconds = hurried
                 for running in self._running.values():
-                    running.end(self._plan.grace if told == 1 else 0.0)
+                    running.end(seconds)
             if asked and not self._running:
                 return
             if not asked and not self._has_succeeded:
@@ -174,7 +192,7 @@ class ElasticRun:
             is_lost = self._failed is not None and self._rendezvous.number > 0 and not self._rendezvous.members
             if is_lost or now - idle_since > _WAIT_SECONDS:
                 if self._failed is not None:
-                    raise make_error(self._failed)
+                    raise self._failed.make_error()
                 raise RunEndedError(f"too few hosts for {_WAIT_SECONDS:g} s; {CONTINUE}", LOST)
             time.sleep(_TICK)
         # Workers that wait are not needed, and may leave.
@@ -182,13 +200,13 @@ class ElasticRun:
         with self._server.lock:
             self._server.values.update({f"{SCOPE}/assignment_{worker}": nothing for worker in self._running})
         limit = time.monotonic() + END_SECONDS
-        while any(each.guard.poll() is None for each in self._running.values()) and time.monotonic() < limit:
+        while any(each.status is None for each in self._running.values()) and time.monotonic() < limit:
             time.sleep(_TICK)
 
     def _reap(self) -> None:
         """Remove workers that have ended; raise RunEndedError if the others would fail in the same way."""
         for worker, running in list(self._running.items()):
-            status = running.guard.poll()
+            status = running.status
             if status is None:
                 continue
             was_member = worker in self._rendezvous.members
@@ -199,40 +217,62 @@ class ElasticRun:
             if status == 0:
                 self._has_succeeded |= was_member
                 continue
-            self._failed = running
-            self._refused.add(host)
-            if status in _FINAL:
-                raise make_error(running)
             left = len(self._rendezvous.members)
+            if not was_member and self._has_succeeded:
+                continue  # the work is done without it
+            if not was_member and left:
+                self._exclude(host, running)
+                continue
+            self._failed = running
+            self._refused[host] = math.inf
+            if status in _FINAL:
+                raise running.make_error()
             tell(f"{running.process.name} is lost (status {status}); {left} of the round are left")
+
+    def _exclude(self, host: str, running: Running) -> None:
+        """Leave out a host whose new worker failed before it took part: the others are healthy, and go on."""
+        seconds = min(_BACK_OFF_SECONDS * 2.0 ** self._failures[host], _MAX_BACK_OFF_SECONDS)
+        self._failures[host] += 1
+        self._refused[host] = time.monotonic() + seconds
+        tell(f"host {host}: left out for {seconds:g} s, the run goes on without it: {running.make_error()}")
 
     def _start_workers(self) -> None:
         listed = self._hosts.hosts
-        self._refused &= listed.keys()
+        now = time.monotonic()
+        self._refused = {host: until for host, until in self._refused.items() if host in listed and until > now}
         for host, slots in listed.items():
             if host in self._refused:
                 continue
+            workers = []
             while self._rendezvous.count_on(host) < slots and self._rendezvous.size < self._most:
                 self._started += 1
                 is_here = is_this_machine(host)
                 if not is_here and self._plan.interface is None and self._plan.is_local:
                     tell(f"host {host}: cannot reach {LOOPBACK}, where this run meets; start it with --interface")
-                    self._refused.add(host)
+                    self._refused[host] = math.inf
                     break
-                process = plan_worker(self._plan, host, self._started, is_here=is_here)
-                made = self._server.environment
-                self._running[self._started] = start_process(process, self._environ, made, self._plan.tag_output)
+                workers.append(plan_worker(self._plan, host, self._started, is_here=is_here))
                 self._rendezvous.add(self._started, host)
+            made, output = self._server.environment, Output(self._plan.tag_output)
+            running = start_processes(
+                workers, self._environ, made, output, grace=self._plan.grace, silence=self._patience
+            )
+            self._running.update({each.process.rank: each for each in running if each.process.rank is not None})
 
     def _answer(self, now: float) -> None:
         """Read which workers wait, and start a round if it can start."""
         hosts = self._hosts.hosts
         store = self._server
         with store.lock:
-            for path in store.values:
-                name = path.removeprefix(f"{SCOPE}/ask_")
-                if name != path and name.isdecimal():
+            for path in [each for each in store.values if each.startswith((_ASK, _BEAT))]:
+                kind = _ASK if path.startswith(_ASK) else _BEAT
+                value, name = store.values.pop(path), path.removeprefix(kind)
+                if not name.isdecimal() or int(name) not in self._running:
+                    continue
+                if kind == _ASK:
                     self._rendezvous.join(int(name), now)
+                elif self._heard.get(int(name), (b"", 0.0))[0] != value:
+                    self._heard[int(name)] = value, now
             store.values[f"{SCOPE}/changing"] = b"01"[self._rendezvous.is_changing(hosts) :][:1]
         assignments = self._rendezvous.start_round(hosts, now)
         if assignments is not None:
@@ -240,7 +280,20 @@ class ElasticRun:
             ranks = ", ".join(f"rank {assignment.rank} on {assignment.host}" for assignment in assignments.values())
             tell(f"round {self._rendezvous.number}: {ranks}")
         for worker in self._rendezvous.find_late(now, self._patience):
-            tell(f"worker {worker}: the others have waited for it for {self._patience:g} s; it is ended")
+            self._end(worker, f"the others have waited for it for {self._patience:g} s")
+        # Where this process was stopped for a while, nobody listened.
+        deaf = max(0.0, now - self._looked - 1.0)
+        self._looked = now
+        self._heard = {worker: (value, at + deaf) for worker, (value, at) in self._heard.items()}
+        for worker, (_, at) in list(self._heard.items()):
+            if worker in self._running and now - at > self._patience:
+                self._end(worker, f"it has not answered for {self._patience:g} s")
+
+    def _end(self, worker: int, why: str) -> None:
+        """End a worker that others wait for, or would; it is said once."""
+        if worker not in self._ended:
+            self._ended.add(worker)
+            tell(f"worker {worker}: {why}; it is ended")
             self._running[worker].end(0.0)
 
     def _write(self, assignments: Mapping[int, RankAssignment]) -> None:
@@ -256,5 +309,7 @@ class ElasticRun:
                 numbers = ",".join(map(str, assigned.numbers.values()))
                 values[f"{HOROVOD_SCOPE}/{assigned.host}:{assigned.local_rank}"] = numbers.encode()
         with self._server.lock:
+            # A worker may have asked for the next round since this one was formed.
+            kept = {path: value for path, value in self._server.values.items() if path.startswith((_ASK, _BEAT))}
             self._server.values.clear()
-            self._server.values.update(values)
+            self._server.values.update({**kept, **values})

@@ -1,8 +1,13 @@
-"""Start a program for the launcher, on this host or at the other end of ssh, and end it with the launcher.
+"""Start programs for the launcher, on this host or at the other end of ssh, and end them with the launcher.
 
 It reads what to start as one line of JSON on standard input, so that no argument passes a shell and no value of a
-variable is on a command line. Once standard input ends, for whatever reason, the program and all that it started are
-ended, too: nothing outlives the launcher. It imports nothing but the standard library.
+variable is on a command line. Once standard input ends or falls silent, for whatever reason, the programs and all that
+they started are ended, too: nothing outlives the launcher. It imports nothing but the standard library.
+
+On this host there is one program, whose output is the guard's own and whose status is the guard's. At the other end of
+ssh one guard has all programs of the host, and standard output carries frames: a line `kind number length`, and so many
+bytes. Kinds are `here` once it listens, `out` and `err` for what a program writes, and `end` for its status, which is
+negative for a signal.
 """
 
 from __future__ import annotations
@@ -17,18 +22,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 MAX_ORDER = 1 << 24
+# Time to end in once the launcher is lost.
+LOST_SECONDS = 5.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _EX_NOINPUT, _EX_SOFTWARE, _EX_CONFIG = 66, 70, 78
 _TICK = 0.05
+_MAX_UNSENT, _FLUSH_SECONDS = 1 << 20, 5.0
 
 
 @dataclass(frozen=True)
 class Order:
-    """The program to start.
+    """A program to start.
 
     Attributes:
         argv: the program and its arguments.
@@ -36,7 +45,9 @@ class Order:
         adds: whether they are added.
         folder: its working folder.
         processors: logical processors it may use; empty: all.
-        grace: seconds to end in, once the launcher is lost.
+        grace: seconds to end in, once a signal to the guard asks for it; not for mpirun.
+        end_signal: asks it to end; one that is not SIGTERM is for mpirun, which kills its ranks within a second of
+            SIGTERM. A scheduler sends that to every process, so mpirun does not hear it.
     """
 
     argv: tuple[str, ...]
@@ -45,26 +56,24 @@ class Order:
     folder: str
     processors: tuple[int, ...]
     grace: float
+    end_signal: int = signal.SIGTERM
 
-    def to_line(self) -> bytes:
-        """Return the order as a line of JSON."""
-        return json.dumps(asdict(self)).encode() + b"\n"
+
+def make_request(orders: Iterable[Order], silence: float = 0.0) -> bytes:
+    """Return the line that a guard reads first; `silence` is how long the launcher of another host may say nothing."""
+    return json.dumps({"orders": [asdict(order) for order in orders], "silence": silence}).encode() + b"\n"
 
 
 def main() -> int:
-    """Run the program that standard input describes, and return its exit status (128 + n if signal n ended it)."""
-    order = Order(**json.loads(_read_line(0)))
+    """Run the programs that standard input describes; return the status of the one here (128 + n after signal n)."""
+    line, rest = _read_line(0)
+    request = json.loads(line)
     # Whoever loses its parent below becomes a child of this process, however it was detached.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    asked: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
-    program = _start(order)
-    if isinstance(program, int):
-        return program
     try:
-        return _wait(program, order.grace, asked)
+        return _Guard([Order(**order) for order in request["orders"]], request["silence"], rest).run()
     finally:
         end_children()
 
@@ -84,70 +93,182 @@ def list_children() -> list[int]:
     return [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
 
 
-def _read_line(descriptor: int) -> bytes:
-    """Read a line without buffering, so that what follows stays in the pipe."""
+def _read_line(descriptor: int) -> tuple[bytes, bytes]:
+    """Return a line, and what came behind it."""
     line = b""
-    while not line.endswith(b"\n"):
+    while b"\n" not in line:
         part = os.read(descriptor, 65536)
         line += part
         if not part or len(line) > MAX_ORDER:
             raise SystemExit(_EX_SOFTWARE)
-    return line
+    line, _, rest = line.partition(b"\n")
+    return line, rest
 
 
-def _start(order: Order) -> subprocess.Popen[bytes] | int:
+class _Guard:
+    """Programs by their number, from 0, while they run."""
+
+    def __init__(self, orders: list[Order], silence: float, rest: bytes) -> None:
+        self._orders, self._silence = orders, silence
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._ended: list[subprocess.Popen[bytes]] = []  # whose pipes others may still write to
+        self._status = 0
+        self._pipes: dict[int, tuple[str, int]] = {}  # kind and program by descriptor
+        self._unsent = bytearray()
+        self._deadlines: dict[int, float] = {}
+        self._asked: list[int] = []
+        self._is_open, self._heard, self._rest = True, time.monotonic(), rest
+
+    def run(self) -> int:
+        """Run them until all have ended; nothing of what they wrote is lost while the launcher reads."""
+        signal.signal(signal.SIGTERM, lambda number, frame: self._asked.append(number))
+        if self._silence:
+            os.set_blocking(1, False)
+            self._send("here", 0, b"")
+        for number, order in enumerate(self._orders):
+            program = _start(order, is_piped=self._silence > 0)
+            if isinstance(program, tuple):
+                self._refuse(number, *program)
+                continue
+            self._running[number] = program
+            for kind, pipe in (("out", program.stdout), ("err", program.stderr)):
+                if pipe is not None:
+                    os.set_blocking(pipe.fileno(), False)
+                    self._pipes[pipe.fileno()] = kind, number
+        self._obey(b"")  # what came with the orders
+        while self._running:
+            self._exchange()
+            self._reap()
+            self._enforce()
+        limit = time.monotonic() + _FLUSH_SECONDS
+        while self._unsent and time.monotonic() < limit:
+            self._exchange()
+        return self._status
+
+    def _refuse(self, number: int, text: str, status: int) -> None:
+        """Say why a program does not start; it counts as one that ended."""
+        line = f"gaudi-run: error: {os.uname().nodename}: {text}\n"
+        if self._silence:
+            self._send("err", number, line.encode())
+        else:
+            sys.stderr.write(line)
+        self._note_end(number, status)
+
+    def _exchange(self) -> None:
+        """Read what there is and write what can be written, for a moment at most."""
+        readable = [0] if self._is_open else []
+        readable += [*self._pipes] if len(self._unsent) < _MAX_UNSENT else []
+        ready, writable, _ = select.select(readable, [1] if self._unsent else [], [], _TICK)
+        for descriptor in ready:
+            if descriptor:
+                self._copy(descriptor)
+            else:
+                self._listen()
+        if writable:
+            try:
+                del self._unsent[: os.write(1, self._unsent)]
+            except BlockingIOError:
+                pass
+            except OSError:  # nobody reads: standard input is about to end
+                self._unsent.clear()
+
+    def _copy(self, descriptor: int) -> bool:
+        """Send what a program wrote; return whether there may be more."""
+        kind, number = self._pipes[descriptor]
+        try:
+            content = os.read(descriptor, 65536)
+        except BlockingIOError:
+            return False
+        if content:
+            self._send(kind, number, content)
+        else:
+            del self._pipes[descriptor]
+        return bool(content)
+
+    def _listen(self) -> None:
+        content = os.read(0, 65536)
+        self._is_open, self._heard = bool(content), time.monotonic()
+        self._obey(content)
+
+    def _obey(self, content: bytes) -> None:
+        """Follow lines of the launcher: in how many seconds to end which program; an empty one is a beat."""
+        *lines, self._rest = (self._rest + content).split(b"\n")
+        for line in filter(None, lines):
+            seconds, _, number = line.partition(b" ")
+            self._ask(int(number), float(seconds))
+
+    def _reap(self) -> None:
+        for number, program in list(self._running.items()):
+            if program.poll() is not None:
+                for descriptor in [each for each, (_, owner) in self._pipes.items() if owner == number]:
+                    while self._copy(descriptor):
+                        pass
+                self._ended.append(self._running.pop(number))
+                self._note_end(number, program.returncode)
+
+    def _enforce(self) -> None:
+        """Ask programs to end once the launcher is lost, or a signal asks for it, and kill those that take too long."""
+        now = time.monotonic()
+        is_lost = not self._is_open or 0 < self._silence < now - self._heard
+        for number, program in self._running.items():
+            if is_lost and number not in self._deadlines:
+                self._ask(number, LOST_SECONDS)
+            elif is_lost:
+                self._deadlines[number] = min(self._deadlines[number], now + LOST_SECONDS)
+            elif self._asked and number not in self._deadlines and self._orders[number].end_signal == signal.SIGTERM:
+                # Not mpirun, whose ranks the launcher asks: a scheduler signals this process, too.
+                self._ask(number, self._orders[number].grace)
+            if now > self._deadlines.get(number, math.inf):
+                _signal(program.pid, signal.SIGKILL)
+
+    def _ask(self, number: int, seconds: float) -> None:
+        """Ask a program to end within some seconds; one that was asked before is not disturbed again."""
+        if number not in self._running:
+            return
+        if number not in self._deadlines:
+            _signal(self._running[number].pid, self._orders[number].end_signal)
+        self._deadlines[number] = min(self._deadlines.get(number, math.inf), time.monotonic() + seconds)
+
+    def _note_end(self, number: int, status: int) -> None:
+        if self._silence:
+            self._send("end", number, str(status).encode())
+        else:
+            self._status = status if status >= 0 else 128 - status
+
+    def _send(self, kind: str, number: int, content: bytes) -> None:
+        self._unsent += f"{kind} {number} {len(content)}\n".encode() + content
+
+
+def _start(order: Order, *, is_piped: bool) -> subprocess.Popen[bytes] | tuple[str, int]:
+    """Start a program; where it cannot be started return why, and a status."""
     environment = {**os.environ, **order.environment} if order.adds else order.environment
     libc = ctypes.CDLL(None)
 
     def prepare() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if order.end_signal != signal.SIGTERM:
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP))
         if order.processors:
             os.sched_setaffinity(0, order.processors)
 
     name = order.argv[0]
     os.environ["PATH"] = environment.get("PATH", os.defpath)  # where the program is looked for
+    pipe = subprocess.PIPE if is_piped else None
     try:
         return subprocess.Popen(
             order.argv,
             cwd=order.folder,
             env=environment,
             stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
             start_new_session=True,
             preexec_fn=prepare,
         )
     except OSError as error:
-        sys.stderr.write(f"gaudi-run: error: {os.uname().nodename}: {name!r} cannot be started: {error}\n")
-        return _EX_NOINPUT
+        return f"{name!r} cannot be started: {error}", _EX_NOINPUT
     except subprocess.SubprocessError:
-        sys.stderr.write(
-            f"gaudi-run: error: {os.uname().nodename}: has no processors {order.processors}; give --cores_per_rank 0\n"
-        )
-        return _EX_CONFIG
-
-
-def _wait(program: subprocess.Popen[bytes], grace: float, asked: list[int]) -> int:
-    """Wait for the program until its deadline, if there is one.
-
-    A line on standard input says how many seconds it has to end; the end of input, where the launcher is lost, and
-    SIGTERM mean `grace` of them.
-    """
-    deadline = math.inf
-    is_open = True
-    while (status := program.poll()) is None:
-        readable = select.select([0] if is_open else [], [], [], _TICK)[0]
-        seconds = _read_seconds() if readable else None
-        is_open = is_open and (not readable or seconds is not None)
-        if readable or (asked and deadline == math.inf):
-            _signal(program.pid, signal.SIGTERM)
-            deadline = min(deadline, time.monotonic() + (grace if seconds is None else seconds))
-        if time.monotonic() > deadline:
-            return 128 + signal.SIGKILL
-    return status if status >= 0 else 128 - status
-
-
-def _read_seconds() -> float | None:
-    """Return the smallest number of the lines that can be read; None at the end of input."""
-    return min(map(float, os.read(0, 4096).split()), default=None)
+        return f"has no processors {order.processors}; give --cores_per_rank 0", _EX_CONFIG
 
 
 def _signal(group: int, number: int) -> None:
@@ -156,4 +277,9 @@ def _signal(group: int, number: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except Exception as fault:  # of this program; one line of it is enough among the output of many ranks
+        line = f"{type(fault).__name__}: {fault}".replace("\n", " ")
+        sys.stderr.write(f"gaudi-run: error: {os.uname().nodename}: the guard of the ranks failed: {line}\n")
+        sys.exit(_EX_SOFTWARE)

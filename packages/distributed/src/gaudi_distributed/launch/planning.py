@@ -90,7 +90,7 @@ def plan_launch(options: Options, environ: Mapping[str, str]) -> Launch:
     preset, command = choices.choose_preset(options)
     container = _make_container(options, preset, command)
     cluster, source = choices.choose_cluster(options, preset, environ)
-    backend = choices.choose_backend(options, preset, environ)
+    backend, about_backend = choices.choose_backend(options, preset, environ, cluster.size)
     variables, files = choices.choose_variables(options, preset, cluster, environ)
     note, preloaded = choices.choose_jemalloc(options, container, environ)
     local_hosts = find_local_hosts(cluster)
@@ -113,7 +113,7 @@ def plan_launch(options: Options, environ: Mapping[str, str]) -> Launch:
         guard=(options.remote_python or sys.executable, "-I", guard.__file__),
     )
     plan = replace(plan, kept=choose_local(environ, ssh=not plan.is_local))
-    notes = [_summarize(plan), note]
+    notes = [_summarize(plan), *filter(None, (about_backend,)), note]
     if container is not None and container.kind == "docker":
         return _plan_docker(plan, container, options, preset, notes, files)
     if container is not None:

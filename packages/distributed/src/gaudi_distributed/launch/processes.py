@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -11,7 +12,7 @@ from gaudi_distributed.cluster.elastic import ADDRESS, PORT, WORKER
 from gaudi_distributed.cluster.hosts import Cluster, RankAssignment, is_ipv6
 from gaudi_distributed.cluster.rank_info import write_tf_config
 from gaudi_distributed.comm.opening import ENGINE_VARIABLE
-from gaudi_distributed.devices.machine import Binding
+from gaudi_distributed.devices.machine import MPI_FOLDERS, Binding
 from gaudi_distributed.errors import ConfigurationError
 from gaudi_distributed.failure.coordinator import COORDINATOR, TOKEN
 
@@ -131,6 +132,7 @@ class Process:
         reach: the arguments that reach its host; empty for this machine.
         processors: logical processors that it may use; empty: all.
         rank: which rank it is; None: it starts several.
+        end_signal: see `gaudi_distributed.launch.guard.Order`.
     """
 
     name: str
@@ -141,6 +143,18 @@ class Process:
     reach: tuple[str, ...] = ()
     processors: tuple[int, ...] = ()
     rank: int | None = None
+    end_signal: int = signal.SIGTERM
+
+
+# Each rank of Gloo asks the launcher about ten times for each other rank before they begin: with 128 of them that is
+# about 20 s of one processor. Horovod gives up after 30 s unless it is told otherwise.
+GLOO_RANKS, _REQUESTS_PER_PAIR, _REQUESTS_PER_SECOND = 128, 10, 4000
+_GLOO_TIMEOUT, _DEFAULT_GLOO_SECONDS = "HOROVOD_GLOO_TIMEOUT_SECONDS", 30
+
+
+def choose_gloo_seconds(ranks: int) -> int:
+    """Return the seconds in which so many ranks find each other, also beside other work."""
+    return max(_DEFAULT_GLOO_SECONDS, ranks * ranks * _REQUESTS_PER_PAIR // _REQUESTS_PER_SECOND)
 
 
 # What workers that come and go wait for each other: a new one imports TensorFlow meanwhile.
@@ -159,6 +173,9 @@ def plan_gloo(plan: LaunchPlan) -> list[Process]:
             remedy="give one like eth0",
         )
     gloo = _gloo_variables("lo" if plan.is_local else plan.interface)
+    seconds = choose_gloo_seconds(plan.cluster.size)
+    if seconds > _DEFAULT_GLOO_SECONDS and _GLOO_TIMEOUT not in plan.forwarded:
+        gloo[_GLOO_TIMEOUT] = str(seconds)
     return _plan(
         plan, lambda assigned: {**assigned.variables, "HOROVOD_HOSTNAME": assigned.host, **gloo}, (ADDRESS, PORT)
     )
@@ -209,7 +226,7 @@ def plan_worker(plan: LaunchPlan, host: str, worker: int, *, is_here: bool) -> P
         "HOROVOD_ELASTIC": "1",
         "HOROVOD_HOSTNAME": host,
         **_gloo_variables("lo" if plan.interface is None else plan.interface),
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(GLOO_SECONDS),
+        _GLOO_TIMEOUT: str(GLOO_SECONDS),
     }
     return Process(
         name=f"worker {worker} on {host}",
@@ -245,6 +262,9 @@ def plan_openmpi(plan: LaunchPlan) -> list[Process]:
     reach = []
     if not plan.is_local:
         reach += ["--mca", "plm_rsh_agent", "ssh", "--mca", "plm_rsh_args", " ".join(plan.ssh.options)]
+        # A daemon of a host that is lost ends within a minute, and what it started; the default is eight.
+        for name, value in (("time", "20"), ("intvl", "5"), ("probes", "4")):
+            reach += ["--mca", f"oob_tcp_keepalive_{name}", value]
         if plan.interface is not None:
             reach += ["--mca", "btl_tcp_if_include", plan.interface, "--mca", "oob_tcp_if_include", plan.interface]
         if plan.mpi_root is not None:
@@ -266,4 +286,6 @@ def plan_openmpi(plan: LaunchPlan) -> list[Process]:
         *plan.command,
     )
     name = f"ranks 0 to {plan.cluster.size - 1} on {hosts}"
-    return [Process(name, argv, plan.environment, plan.list_forwarded(is_here=True), made)]
+    forwarded = plan.list_forwarded(is_here=True)
+    made = (*made, *(MPI_FOLDERS if plan.is_local else ()))
+    return [Process(name, argv, plan.environment, forwarded, made, end_signal=signal.SIGINT)]

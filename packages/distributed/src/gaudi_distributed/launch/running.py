@@ -1,36 +1,45 @@
-"""Run the processes of a launch until all have ended; the first that fails ends the others."""
+"""Run the processes of a launch under guards until all have ended; the first that fails ends the others."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import IO
 
 from gaudi_distributed.cluster.hosts import write_file
 from gaudi_distributed.cluster.rendezvous import RendezvousServer
-from gaudi_distributed.errors import RunEndedError, say
+from gaudi_distributed.devices.machine import allow_files, open_mpi_folders
+from gaudi_distributed.errors import ConfigurationError, RunEndedError, say
 from gaudi_distributed.failure.coordinator import Coordinator
-from gaudi_distributed.failure.messages import CONTINUE, LOST, read_timeouts
+from gaudi_distributed.failure.messages import CONTINUE, LOST, Timeouts, read_timeouts
 from gaudi_distributed.launch import guard
 from gaudi_distributed.launch.flags import PROGRAM
 from gaudi_distributed.launch.planning import Launch
-from gaudi_distributed.launch.processes import Process
+from gaudi_distributed.launch.processes import LaunchPlan, Process
 
-# Time for the other ranks to end by themselves after one failed, and for all ranks to end when told to.
+# Time for the other ranks to end by themselves after one failed, and for all to end when told to.
 LEAVE_SECONDS, END_SECONDS = 10.0, 5.0
 GUARD = str(Path(guard.__file__))
-_SSH_FAILED = 255
+_BEAT_SECONDS = 2.0
+_NO_INPUT, _CONFIGURATION, _SSH_FAILED = 66, 78, 255
+_NOT_THERE = (2, 126, 127)  # of a shell, or of Python, that does not find what it is to run
+_MAX_FRAME = 1 << 20
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_TICK = 0.05
+_TICK, _TELL_SECONDS, _OTHER_FILES, _LOGINS = 0.05, 5.0, 64, 16
 
 
 class OutputLog:
@@ -47,36 +56,254 @@ class OutputLog:
             self._file.flush()
 
 
-@dataclass
+@dataclass(frozen=True)
+class Output:
+    """Where lines of ranks go: the terminal, with the rank before each if it is tagged, and a log."""
+
+    is_tagged: bool = False
+    log: OutputLog | None = None
+
+    @property
+    def is_piped(self) -> bool:
+        """Return whether the output of processes has to pass this one."""
+        return self.is_tagged or self.log is not None
+
+    def write(self, process: Process, kind: str, line: bytes) -> None:
+        """Write a line of a process, of standard output (kind `out`) or standard error."""
+        target = sys.stdout.buffer if kind == "out" else sys.stderr.buffer
+        if self.is_tagged and process.rank is not None:
+            line = b"[%d] " % process.rank + line
+        target.write(line)
+        target.flush()
+        if self.log is not None:
+            self.log.write(line)
+
+
+class HostGuard:
+    """A guard that has started processes of one host, and the connection to it."""
+
+    def __init__(self, processes: Sequence[Process], request: bytes, output: Output) -> None:
+        self.processes = processes
+        self.statuses: dict[int, int] = {}
+        self.is_reached = not processes[0].reach
+        self._is_remote = not self.is_reached
+        self._sending = threading.Lock()
+        piped = subprocess.PIPE if self._is_remote or output.is_piped else None
+        # ssh needs the user's own environment; the guard gives the program only what was ordered. What a scheduler
+        # sends to every process must not take the connection away, so ssh does not hear it.
+        self.popen = subprocess.Popen(
+            processes[0].reach or (sys.executable, "-I", GUARD),
+            stdin=subprocess.PIPE,
+            stdout=piped,
+            stderr=subprocess.PIPE if output.is_piped else None,
+            start_new_session=True,
+            preexec_fn=_block_signals if self._is_remote else None,
+        )
+        self.tell(request)
+        self._output = output
+        copy_out = self._demultiplex if self._is_remote else partial(self._copy, "out")
+        works = ((copy_out, self.popen.stdout), (partial(self._copy, "err"), self.popen.stderr))
+        self._readers = [
+            threading.Thread(target=work, args=(pipe,), daemon=True) for work, pipe in works if pipe is not None
+        ]
+        for reader in self._readers:
+            reader.start()
+        if self._is_remote:
+            threading.Thread(target=self._beat, daemon=True).start()
+
+    def tell(self, line: bytes) -> None:
+        """Write a line to the guard, which may have ended."""
+        with self._sending, contextlib.suppress(BrokenPipeError):
+            if self.popen.stdin is not None:
+                self.popen.stdin.write(line)
+                self.popen.stdin.flush()
+
+    def find_status(self, number: int) -> int | None:
+        """Return how a process ended, below 0 for a signal; that of the connection if it is lost, None so far."""
+        if not self._is_remote:
+            status = self.popen.poll()
+            is_signal = status is not None and status > 128 and status - 128 in list(signal.Signals)
+            return 128 - status if status is not None and is_signal else status
+        if number not in self.statuses and self.popen.poll() is not None:
+            self.join()  # the last it said may still be read
+            return self.statuses.get(number, self.popen.returncode or _SSH_FAILED)
+        return self.statuses.get(number)
+
+    def finish(self) -> None:
+        """Wait until it has ended, and with it all that it started."""
+        try:
+            self.popen.wait(4 * END_SECONDS)
+        except subprocess.TimeoutExpired:  # ssh to a host that no longer answers
+            self.popen.kill()
+            self.popen.wait()
+        self.join()
+
+    def join(self) -> None:
+        """Wait until what was written is shown, unless something else still holds the pipe."""
+        for reader in self._readers:
+            reader.join(END_SECONDS)
+
+    def _beat(self) -> None:
+        while self.popen.poll() is None:
+            self.tell(b"\n")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.popen.wait(_BEAT_SECONDS)
+
+    def _copy(self, kind: str, source: IO[bytes]) -> None:
+        for line in source:
+            self._output.write(self.processes[0], kind, line)
+
+    def _demultiplex(self, source: IO[bytes]) -> None:
+        """Take frames apart; lines stay whole, whatever ranks write at once."""
+        rest: dict[tuple[str, int], bytes] = {}
+        while header := source.readline(64):
+            kind, number, length = _parse_header(header, len(self.processes))
+            if not kind:  # of a shell's start-up files on that host
+                sys.stdout.buffer.write(header)
+                continue
+            content = source.read(length)
+            if kind == "here":
+                self.is_reached = True
+            elif kind == "end":
+                self._flush(rest, number)
+                self.statuses[number] = int(content)
+            else:
+                *lines, rest[kind, number] = (rest.get((kind, number), b"") + content).split(b"\n")
+                for line in lines:
+                    self._output.write(self.processes[number], kind, line + b"\n")
+                if len(rest[kind, number]) > _MAX_FRAME:
+                    self._flush(rest, number)
+        for number in range(len(self.processes)):
+            self._flush(rest, number)
+
+    def _flush(self, rest: dict[tuple[str, int], bytes], number: int) -> None:
+        for kind in ("out", "err"):
+            if line := rest.pop((kind, number), b""):
+                self._output.write(self.processes[number], kind, line)
+
+
+def _parse_header(header: bytes, count: int) -> tuple[str, int, int]:
+    """Return kind, number and length of a frame; an empty kind where it is none."""
+    words = header.decode(errors="replace").split(" ")
+    if len(words) != 3 or words[0] not in ("here", "out", "err", "end") or not header.endswith(b"\n"):
+        return "", 0, 0
+    number, length = words[1], words[2].strip()
+    if not (number.isdecimal() and length.isdecimal() and int(number) < count and int(length) <= _MAX_FRAME):
+        return "", 0, 0
+    return words[0], int(number), int(length)
+
+
+def _block_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+
+
+@dataclass(frozen=True)
 class Running:
-    """A started process, and the guard that ends it with this launcher."""
+    """A started process: the number `number` of its guard."""
 
     process: Process
-    guard: subprocess.Popen[bytes]
-    copiers: list[threading.Thread] = field(default_factory=list)
+    guard: HostGuard
+    number: int
+
+    @property
+    def status(self) -> int | None:
+        """Return how it ended: its exit status, below 0 for a signal; None while it runs."""
+        return self.guard.find_status(self.number)
 
     def end(self, seconds: float) -> None:
         """Ask it to end within a number of seconds."""
-        self.tell(f"{seconds}\n".encode())
-
-    def tell(self, line: bytes) -> None:
-        """Write a line to its guard, which may have ended."""
-        if self.guard.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self.guard.stdin.write(line)
-                self.guard.stdin.flush()
+        self.guard.tell(f"{seconds} {self.number}\n".encode())
 
     def finish(self) -> None:
-        """End it, if it has not ended, and wait for that."""
-        if self.guard.poll() is None:
+        """End it, if it has not ended; wait for the guard unless other processes need it."""
+        if self.status is None:
             self.end(END_SECONDS)
-        try:
-            self.guard.wait(4 * END_SECONDS)
-        except subprocess.TimeoutExpired:  # ssh to a host that no longer answers
-            self.guard.kill()
-            self.guard.wait()
-        for copier in self.copiers:
-            copier.join(END_SECONDS)  # what it wrote last is shown, unless something else still holds the pipe
+        others = (number for number in range(len(self.guard.processes)) if number != self.number)
+        if all(self.guard.find_status(number) is not None for number in others):
+            self.guard.finish()
+
+    def make_error(self) -> RunEndedError:
+        """Return the error that says how it failed; 75 is for what may succeed when it is started again."""
+        status, name = self.status or 0, self.process.name
+        host = name.rpartition(" on ")[2]
+        if self.process.reach and self.number not in self.guard.statuses:
+            if self.guard.is_reached:
+                return RunEndedError(f"{name}: the connection to {host} is lost; {CONTINUE}", LOST)
+            if status in _NOT_THERE:
+                text = "cannot start Python there with gaudi-distributed; see its output above, or give --remote_python"
+                return RunEndedError(f"{name}: {text}", _NO_INPUT)
+            return make_ssh_error(name)
+        if status < 0:
+            return RunEndedError(f"{name}: ended by signal {-status}; {CONTINUE}", LOST)
+        return RunEndedError(f"{name}: ended with status {status}; see its output above", status)
+
+
+def make_ssh_error(name: str) -> RunEndedError:
+    """Return the error for a host that ssh does not reach; to start again at once would not help."""
+    text = "ssh could not reach the host, or was refused; see its output above, and `gaudi-run doctor --hosts`"
+    return RunEndedError(f"{name}: {text}", _CONFIGURATION)
+
+
+def start_processes(
+    processes: Sequence[Process],
+    environ: Mapping[str, str],
+    made: Mapping[str, str],
+    output: Output,
+    *,
+    grace: float,
+    silence: float = Timeouts.stall_seconds,
+) -> list[Running]:
+    """Start processes, all of another host by one connection; whoever starts them has to `finish` each.
+
+    `environ` has the values of what they forward, `made` of what is made for this run. They have `grace` seconds to end
+    after a signal to their guard, and end where a guard of another host hears nothing for `silence` seconds.
+
+    Raises:
+        ConfigurationError: this machine does not let a process have so many files or children.
+    """
+    running: list[Running] = []
+    try:
+        # One that is here has a guard of its own, whose output is the process's.
+        places = [(process.reach, None if process.reach else number) for number, process in enumerate(processes)]
+        for (reach, _), group in groupby(zip(places, processes, strict=True), key=itemgetter(0)):
+            share = [process for _, process in group]
+            orders = [make_order(process, environ, made, grace) for process in share]
+            started = HostGuard(share, guard.make_request(orders, silence if reach else 0.0), output)
+            running += [Running(process, started, number) for number, process in enumerate(share)]
+    except OSError as error:
+        finish_processes(running)
+        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.EAGAIN):
+            raise
+        raise ConfigurationError(
+            f"{len(running)} of {len(processes)} processes started, then this machine refused: {error.strerror}",
+            remedy="raise the limits of files and processes (ulimit -n, ulimit -u), or start fewer ranks here",
+        ) from error
+    return running
+
+
+def finish_processes(running: Iterable[Running]) -> None:
+    """End those that have not ended, and wait for all."""
+    started = list(running)
+    for each in started:
+        if each.status is None:
+            each.end(END_SECONDS)
+    for host_guard in {id(each.guard): each.guard for each in started}.values():
+        host_guard.finish()
+
+
+def make_order(process: Process, environ: Mapping[str, str], made: Mapping[str, str], grace: float) -> guard.Order:
+    """Return what a guard is told to start; arguments as of `start_processes`."""
+    variables = {name: environ[name] for name in process.forwarded if name in environ}
+    variables |= {**process.environment, **{name: made[name] for name in process.made if name in made}}
+    return guard.Order(
+        argv=process.argv,
+        environment=variables,
+        adds=bool(process.reach),
+        folder=str(Path.cwd()),
+        processors=process.processors,
+        grace=grace,
+        end_signal=process.end_signal,
+    )
 
 
 def run_processes(
@@ -88,27 +315,26 @@ def run_processes(
     tags: bool = False,
     log: OutputLog | None = None,
     coordinator: Coordinator | None = None,
+    silence: float = Timeouts.stall_seconds,
 ) -> None:
     """Run them, and return when all have ended well; call it from the main thread.
 
     `environ` has the values of what they forward, `made` of what is made for this run. SIGINT, SIGTERM and SIGHUP ask
-    the ranks to save and end within `grace` seconds; a second one ends them at once. With `tags`, a line of output
-    begins with its rank. A `log` gets all output, too. `coordinator` is that of the ranks, if it watches them.
+    the ranks to save and end within `grace` seconds; only a second SIGINT ends them at once. With `tags`, a line of
+    output begins with its rank. A `log` gets all output, too. `coordinator` is that of the ranks, if it watches them.
+    Processes of another host end where they hear nothing for `silence` seconds.
 
     Raises:
         RunEndedError: a process failed, was killed or its host was lost, or the user asked for the end.
     """
-    running: list[Running] = []
     with catch_signals() as asked:
+        running = start_processes(processes, environ, made, Output(tags, log), grace=grace, silence=silence)
         try:
-            for process in processes:
-                running.append(start_process(process, environ, made, tags, log))
             first = _watch(running, asked, grace, coordinator)
         finally:
-            for each in running:
-                each.finish()
+            finish_processes(running)
     if first is not None:
-        raise make_error(first)
+        raise first.make_error()
 
 
 @contextlib.contextmanager
@@ -123,46 +349,16 @@ def catch_signals() -> Iterator[list[int]]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     if asked:
-        raise RunEndedError(f"ended by {signal.Signals(asked[0]).name}; {CONTINUE}", LOST)
+        raise _make_stop(asked)
 
 
-def start_process(
-    process: Process, environ: Mapping[str, str], made: Mapping[str, str], tags: bool, log: OutputLog | None = None
-) -> Running:
-    """Start a process; arguments as of `run_processes`. Whoever starts it has to `finish` it."""
-    variables = {name: environ[name] for name in process.forwarded if name in environ}
-    variables |= {**process.environment, **{name: made[name] for name in process.made if name in made}}
-    order = guard.Order(
-        argv=process.argv,
-        environment=variables,
-        adds=bool(process.reach),
-        folder=str(Path.cwd()),
-        processors=process.processors,
-        grace=END_SECONDS,
-    )
-    tag = b"[%d] " % process.rank if tags and process.rank is not None else b""
-    piped = subprocess.PIPE if tag or log is not None else None
-    argv = process.reach or (sys.executable, "-I", GUARD)
-    # ssh needs the user's own environment; the guard gives the program only what was ordered.
-    started = Running(
-        process, subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=piped, stderr=piped, start_new_session=True)
-    )
-    started.tell(order.to_line())
-    pipes = ((started.guard.stdout, sys.stdout.buffer), (started.guard.stderr, sys.stderr.buffer))
-    for source, target in pipes:
-        if source is not None:
-            copier = threading.Thread(target=_copy, args=(source, target, tag, log), daemon=True)
-            copier.start()
-            started.copiers.append(copier)
-    return started
+def _make_stop(asked: Sequence[int]) -> RunEndedError:
+    return RunEndedError(f"ended by {signal.Signals(asked[0]).name}; {CONTINUE}", LOST)
 
 
-def _copy(source: IO[bytes], target: IO[bytes], tag: bytes, log: OutputLog | None) -> None:
-    for line in source:
-        target.write(tag + line)
-        target.flush()
-        if log is not None:
-            log.write(tag + line)
+def is_asked_to_hurry(asked: Sequence[int]) -> bool:
+    """Tell whether a person pressed Ctrl-C twice; a scheduler's further signals change nothing."""
+    return asked.count(signal.SIGINT) > 1
 
 
 def _watch(
@@ -170,31 +366,75 @@ def _watch(
 ) -> Running | None:
     """Wait until all have ended; return the first that failed."""
     first: Running | None = None
-    end_at = math.inf
-    asked_before = 0
-    is_failing = False
-    while waiting := [each for each in running if each.guard.poll() is None]:
+    end_at, seconds, is_failing = math.inf, math.inf, False
+    while waiting := [each for each in running if each.status is None]:
         now = time.monotonic()
-        first = first or _find_failed(running)
-        if not is_failing and (first is not None or (coordinator is not None and coordinator.cause is not None)):
+        if first is None and (first := _find_failed(running)) is not None and not asked:
+            _tell_cause(first, coordinator)
+        has_failed = (first is not None and not asked) or (coordinator is not None and coordinator.cause is not None)
+        if has_failed and not is_failing:  # who ended as it was asked to leaves the others their time
             is_failing = True
             end_at = min(end_at, now + (LEAVE_SECONDS if _is_heard(coordinator) else 0.0))
-        if len(asked) > asked_before:
-            seconds = 0.0 if asked_before else grace
-            asked_before = len(asked)
+        if asked and seconds > (hurried := 0.0 if is_asked_to_hurry(asked) else grace):
+            seconds = hurried
             if coordinator is not None:
                 coordinator.request_stop()
             for each in waiting:
                 # Not mpirun where ranks have heard of it, since it gives them a second only.
-                if each.process.rank is not None or not seconds or not _is_heard(coordinator):
-                    each.end(seconds)
+                if seconds and (each.process.rank is not None or not _is_heard(coordinator)):
+                    each.end(seconds + 1.0)  # first it is said what ends them
             end_at = min(end_at, now + seconds)
         if now >= end_at:
             end_at = math.inf
+            if (first is not None or asked) and coordinator is not None and coordinator.cause is None:
+                # Whoever is ended now would else seem to have been killed.
+                error = first.make_error() if first is not None and not asked else _make_stop(asked)
+                coordinator.end(str(error), error.exit_status)
+                coordinator.wait(_TELL_SECONDS)
             for each in waiting:
-                each.end(END_SECONDS)
+                each.end(END_SECONDS if seconds else 0.0)
         time.sleep(_TICK)
-    return first or _find_failed(running)
+    if first is None and (first := _find_failed(running)) is not None and not asked:
+        _tell_cause(first, coordinator)
+    return first
+
+
+def _tell_cause(first: Running, coordinator: Coordinator | None) -> None:
+    """Tell the coordinator which process failed, where it cannot know: of a rank that never joined it, or mpirun."""
+    if coordinator is None or first.process.rank not in (None, *coordinator.missing):
+        return
+    error, missing = first.make_error(), sorted(coordinator.missing)
+    text, status = str(error), error.exit_status
+    if first.process.rank is None and coordinator.was_joined:
+        if missing:  # mpirun has written which one
+            absent = f"{'rank' if len(missing) == 1 else 'one of ranks'} {', '.join(map(str, missing))}"
+            text = f"{absent} did not begin; {text}"
+        elif not coordinator.wait(_TELL_SECONDS) and (lost := sorted(coordinator.present)):
+            # mpirun has ended its ranks, but for those that it cannot reach.
+            ranks = f"rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}"
+            text, status = f"{ranks}: mpirun lost the connection to the host; {CONTINUE}", LOST
+    coordinator.end(text, status)
+    coordinator.wait(_TELL_SECONDS)
+
+
+def check_hosts(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
+    """Log in to each host that mpirun is going to reach by ssh; mpirun says neither which one failed nor why.
+
+    Raises:
+        RunEndedError: ssh does not reach one.
+    """
+    # In a job of SLURM, or with an agent of the user's own, mpirun does not use this ssh.
+    if plan.backend != "openmpi" or "SLURM_JOB_ID" in environ or "OMPI_MCA_plm_rsh_agent" in environ:
+        return
+    names = [host.name for host in plan.cluster.hosts if host.name not in plan.local_hosts]
+
+    def reach(name: str) -> int:
+        return subprocess.run(plan.ssh.reach(name, ("true",)), stdin=subprocess.DEVNULL).returncode
+
+    with ThreadPoolExecutor(_LOGINS) as pool:
+        failed = [name for name, status in zip(names, pool.map(reach, names), strict=True) if status]
+    if failed:
+        raise make_ssh_error(", ".join(failed))
 
 
 def _is_heard(coordinator: Coordinator | None) -> bool:
@@ -203,18 +443,7 @@ def _is_heard(coordinator: Coordinator | None) -> bool:
 
 
 def _find_failed(running: Sequence[Running]) -> Running | None:
-    return next((each for each in running if each.guard.returncode), None)
-
-
-def make_error(failed: Running) -> RunEndedError:
-    """Return the error that says how a process failed."""
-    status, name = failed.guard.returncode, failed.process.name
-    if status == _SSH_FAILED and failed.process.reach:
-        return RunEndedError(f"{name}: ssh could not reach the host, or lost it; see its output above", LOST)
-    if 0 < status < 128:
-        return RunEndedError(f"{name}: ended with status {status}; see its output above", status)
-    number = -status if status < 0 else status - 128
-    return RunEndedError(f"{name}: ended by signal {number}; {CONTINUE}", LOST)
+    return next((each for each in running if each.status), None)
 
 
 def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = None) -> None:
@@ -225,14 +454,27 @@ def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = No
         write_file(path, text)
     plan = launch.plan
     made: dict[str, str] = {}
+    timeouts = read_timeouts(environ, plan.cluster.size)
+    # For each process three pipes, and for each rank a connection to each of the two servers.
+    allow_files(_OTHER_FILES + 3 * len(launch.processes) + 2 * plan.cluster.size)
     with ExitStack() as stack:
         coordinator = None
         if launch.watches_ranks:
-            timeouts = read_timeouts(environ)
-            coordinator = stack.enter_context(Coordinator(plan.cluster.size, address=launch.address, timeouts=timeouts))
+            coordinator = stack.enter_context(
+                Coordinator(
+                    plan.cluster.size,
+                    address=launch.address,
+                    timeouts=timeouts,
+                    hosts=[assigned.host for assigned in plan.cluster.assign_ranks()],
+                    awaits_starter=plan.backend == "openmpi",
+                )
+            )
             made |= coordinator.environment
         if plan.backend == "gloo" and launch.watches_ranks:
             made |= stack.enter_context(RendezvousServer(launch.address)).environment
+        check_hosts(plan, environ)
+        if plan.backend == "openmpi" and plan.is_local and launch.watches_ranks:
+            made |= stack.enter_context(open_mpi_folders())
         try:
             run_processes(
                 launch.processes,
@@ -242,6 +484,7 @@ def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = No
                 tags=plan.tag_output,
                 log=log,
                 coordinator=coordinator,
+                silence=timeouts.stall_seconds,
             )
         except RunEndedError as error:
             if coordinator is not None and coordinator.cause is not None:
