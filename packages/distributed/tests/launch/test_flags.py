@@ -87,7 +87,7 @@ def test_no_interfaces(text: str) -> None:
 @pytest.mark.parametrize("backend", [[], ["--backend", "gloo"]])
 @pytest.mark.parametrize("ranks", [128, 129])
 def test_many_ranks_through_gloo_are_told_of(backend: list[str], ranks: int, tmp_path: Path) -> None:
-    """What the user chose is kept, and Open MPI is named where mpirun is found."""
+    """The choice of the user is kept, and Open MPI is named where mpirun is found."""
     options = parse_flags([*backend, "--np", str(ranks), "x"])
     assert choose_backend(options, None, {"PATH": str(tmp_path)}, ranks)[0] == "gloo"
     (tmp_path / "mpirun").touch(0o755)

@@ -243,11 +243,8 @@ class StopRequest:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # What was asked to end says goodbye to the other ranks undisturbed.
-        is_ending = self and self._name != signal.SIGINT.name
         for number, handler in self._before.items():
-            if number == signal.SIGINT or not is_ending:
-                signal.signal(number, handler)
+            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._is_interrupted:
