@@ -86,3 +86,22 @@ def test_a_missing_file_is_named(find: Find, paths: list[Path]) -> None:
     with pytest.raises(MissingInputError) as caught:
         find()
     assert caught.value.path == str(paths[2])
+
+
+def test_who_is_stopped_goes_on_from_what_was_read(paths: list[Path], cache: Path) -> None:
+    read: list[int] = []
+
+    def read_content(index: int) -> bytes:
+        if index == 2 and len(read) < 3:
+            raise KeyboardInterrupt
+        read.append(index)
+        return paths[index].read_bytes()
+
+    names = [path.name for path in paths]
+    with pytest.raises(KeyboardInterrupt):
+        find_checksums(paths, names, read_content, "these")
+    before, read[:] = {*read}, [0, 0, 0]
+    found = find_checksums(paths, names, read_content, "these")
+    assert found.tolist() == [google_crc32c.value(content) for content in CONTENTS]
+    assert before == {0, 1}
+    assert read[3:] == [2]

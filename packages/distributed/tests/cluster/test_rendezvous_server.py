@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 
+import pytest
+
+from gaudi_distributed.cluster import rendezvous
 from gaudi_distributed.cluster.rendezvous import RendezvousServer
 
 
@@ -81,3 +85,26 @@ def test_who_says_nothing_keeps_nobody_out() -> None:
         assert ask(server, "PUT", "/global/0", b"1") == (200, b"")
         for connection in silent:
             connection.close()
+
+
+def test_the_oldest_stranger_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_MAX_WAITING", 2)
+    with RendezvousServer("127.0.0.1") as server:
+        strangers = [connect(server) for _ in range(5)]
+        for stranger in strangers:
+            stranger.connect()
+        assert ask(server, "PUT", "/global/0", b"a") == (200, b"")
+        assert strangers[0].sock.recv(1) == b""  # closed
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_who_does_not_read_stops_nobody() -> None:
+    with RendezvousServer("127.0.0.1") as server:
+        assert ask(server, "PUT", "/global/0", bytes(1 << 20)) == (200, b"")
+        deaf = connect(server)
+        deaf.connect()
+        deaf.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.request("GET", "/global/0")
+        assert ask(server, "PUT", "/global/1", b"a") == (200, b"")
+        deaf.close()

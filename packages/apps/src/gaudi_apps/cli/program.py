@@ -247,6 +247,7 @@ def open_trainer(program: str, **flags: Any) -> Iterator[Trainer]:
         config = found.parse(arguments)
     with contextlib.ExitStack() as stack:
         reporter = stack.enter_context(FailureReporter(program))
+        reporter.begin("start")
         app = found.open(config, Distribution())
         app.began = began
         require_loggers(app.settings.log_to)

@@ -150,7 +150,7 @@ class FailureReporter:
     def __init__(self, prog: str = "", *, debug: bool = False) -> None:
         self._prog, self._debug = prog, debug
         self._client: RankClient | None = None
-        self._step = 0
+        self._step, self._phases = 0, set[str]()
 
     def find_requester(self) -> str:
         """Return who asks all ranks to save and end; empty: nobody does."""
@@ -159,6 +159,7 @@ class FailureReporter:
     def at(self, step: int, phase: str) -> None:
         """Report the number of steps done and the next phase, see `RankClient.set_progress`."""
         self._step = step
+        self._phases.add(phase)
         if self._client is not None:
             self._client.set_progress(step, phase)
 
@@ -193,6 +194,8 @@ class FailureReporter:
         """Start a coordinator in rank 0, if gaudi-run did not; every rank calls this."""
         if self._client is None:
             self._client = start_coordinator(communicator, rank_info, os.environ, self._announce)
+            if self._client is not None and "start" in self._phases:  # by which it knows that this is a training
+                self._client.set_progress(self._step, "start")
 
     def _report(self, client: RankClient, error: BaseException) -> int:
         status, text = exit_status_of(error), shorten(describe_error(error), MAX_ERROR)

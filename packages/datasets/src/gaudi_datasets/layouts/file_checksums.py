@@ -49,16 +49,18 @@ def find_checksums(
             stack.enter_context(hold_lock(cache.with_suffix(".lock")))
         known = _load(cache)
         rows = np.searchsorted(known["state"], states)
-        is_known = np.append(known["state"], np.uint64(0))[rows] == states
+        is_known = (np.append(known["state"], np.uint64(0))[rows] == states) & (rows < len(known))
         checksums = np.append(known["checksum"], np.uint32(0))[rows]
-        missing, progress = np.flatnonzero(~is_known | (rows == len(known))).tolist(), ProgressLine("reading")
+        missing, progress = np.flatnonzero(~is_known).tolist(), ProgressLine("reading")
         found = map_threads(lambda index: google_crc32c.value(read(index)), missing)
-        for done, (index, checksum) in enumerate(zip(missing, found, strict=True), 1):
-            checksums[index] = checksum
-            progress(done, len(missing))
-        if missing:
-            with contextlib.suppress(OSError):
-                _save(cache, states, checksums)
+        try:
+            for done, (index, checksum) in enumerate(zip(missing, found, strict=True), 1):
+                checksums[index], is_known[index] = checksum, True
+                progress(done, len(missing))
+        finally:  # who is stopped here goes on from what was read
+            if missing:
+                with contextlib.suppress(OSError):
+                    _save(cache, states[is_known], checksums[is_known])
     return checksums
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import selectors
 import socket
 import threading
@@ -117,6 +118,10 @@ _BACKLOG = 1024
 # A request has so long to come whole, from a rank of a busy host, too; and a value has so long to be put by another
 # rank, for which ranks would ask every 10 ms.
 _REQUEST_SECONDS, _HOLD_SECONDS = 60.0, 2.0
+# The one thread waits so long at most for a client that does not read.
+_ANSWER_SECONDS = 1.0
+# Connections without a whole request; a stranger who holds more loses the oldest.
+_MAX_WAITING = 2048
 _TICK = 0.25
 _REASONS = {200: b"OK", 400: b"Bad Request", 404: b"Not Found", 501: b"Not Implemented", 507: b"Insufficient Storage"}
 
@@ -183,12 +188,27 @@ class RendezvousServer:
 
     def _accept(self) -> None:
         """Accept all that wait; most have sent their request already."""
-        # A process that has no file left accepts when others have ended.
-        with contextlib.suppress(OSError):
-            while True:
+        while True:
+            try:
                 connection, _ = self._listener.accept()
-                connection.setblocking(False)
-                self._read(_Request(connection, time.monotonic()))
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._drop_oldest()
+                return
+            if len(self._reading) >= _MAX_WAITING:
+                self._drop_oldest()
+            connection.setblocking(False)
+            self._read(_Request(connection, time.monotonic()))
+
+    def _drop_oldest(self) -> None:
+        """Close the connection that has said nothing whole for longest; without any, leave others time to end."""
+        if not self._reading:
+            time.sleep(_TICK)
+            return
+        oldest = next(iter(self._reading))
+        self._selector.unregister(oldest)
+        del self._reading[oldest]
+        oldest.close()
 
     def _read(self, request: _Request) -> None:
         """Read what there is, and answer once the request is whole."""
@@ -255,7 +275,7 @@ class RendezvousServer:
         head = b"HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
         # A value of Gloo has some hundred bytes, which the kernel takes at once.
         with contextlib.suppress(OSError):
-            request.connection.settimeout(_REQUEST_SECONDS)
+            request.connection.settimeout(_ANSWER_SECONDS)
             request.connection.sendall(head % (status, _REASONS[status], len(content)) + content)
         request.connection.close()
         return True

@@ -43,7 +43,7 @@ class Timeouts:
     leave_seconds: float = 5.0
     heartbeat_seconds: float = 1.0
     join_seconds: float = 300.0
-    start_seconds: float = 1800.0
+    start_seconds: float = 7200.0
     first_seconds: float = 900.0
 
 
@@ -194,6 +194,9 @@ def read_timeouts(environ: Mapping[str, str], size: int = 1) -> Timeouts:
     return Timeouts(stall, leave, join_seconds=join, start_seconds=start, first_seconds=first)
 
 
+_MAX_SECONDS = 1e9
+
+
 def _read_seconds(environ: Mapping[str, str], name: str, default: float) -> float:
     text = environ.get(name, "")
     if not text:
@@ -202,8 +205,10 @@ def _read_seconds(environ: Mapping[str, str], name: str, default: float) -> floa
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0 < seconds < math.inf:
+    if not 0 < seconds <= _MAX_SECONDS:
         raise ConfigurationError(
-            f"{name} is {text!r}, which is not a positive number of seconds", field=name, remedy="give one, or unset it"
+            f"{name} is {text!r}, which is not a positive number of seconds, {_MAX_SECONDS:g} at most",
+            field=name,
+            remedy="give one, or unset it",
         )
     return seconds

@@ -267,7 +267,7 @@ class ElasticRun:
             for path in [each for each in store.values if each.startswith((_ASK, _BEAT))]:
                 kind = _ASK if path.startswith(_ASK) else _BEAT
                 value, name = store.values.pop(path), path.removeprefix(kind)
-                if not name.isdecimal() or int(name) not in self._running:
+                if not name.isdecimal() or len(name) > 9 or int(name) not in self._running:
                     continue
                 if kind == _ASK:
                     self._rendezvous.join(int(name), now)

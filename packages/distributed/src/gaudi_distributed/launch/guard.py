@@ -32,6 +32,8 @@ LOST_SECONDS = 5.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _EX_NOINPUT, _EX_SOFTWARE, _EX_CONFIG = 66, 70, 78
 _TICK = 0.05
+# Five beats of the launcher, some of which a busy host or network delays.
+_MIN_SILENCE = 10.0
 _MAX_UNSENT, _FLUSH_SECONDS = 1 << 20, 5.0
 
 
@@ -61,6 +63,7 @@ class Order:
 
 def make_request(orders: Iterable[Order], silence: float = 0.0) -> bytes:
     """Return the line that a guard reads first; `silence` is how long the launcher of another host may say nothing."""
+    silence = max(silence, _MIN_SILENCE) if silence else 0.0
     return json.dumps({"orders": [asdict(order) for order in orders], "silence": silence}).encode() + b"\n"
 
 
@@ -140,9 +143,11 @@ class _Guard:
             self._exchange()
             self._reap()
             self._enforce()
-        limit = time.monotonic() + _FLUSH_SECONDS
+        limit = math.inf  # while the launcher listens, however slowly its terminal takes what comes
         while self._unsent and time.monotonic() < limit:
             self._exchange()
+            if limit == math.inf and self._is_lost(time.monotonic()):
+                limit = time.monotonic() + _FLUSH_SECONDS
         return self._status
 
     def _refuse(self, number: int, text: str, status: int) -> None:
@@ -200,6 +205,7 @@ class _Guard:
     def _reap(self) -> None:
         for number, program in list(self._running.items()):
             if program.poll() is not None:
+                _signal(program.pid, signal.SIGKILL)  # what it started and left; other programs of the host go on
                 for descriptor in [each for each, (_, owner) in self._pipes.items() if owner == number]:
                     while self._copy(descriptor):
                         pass
@@ -209,7 +215,7 @@ class _Guard:
     def _enforce(self) -> None:
         """Ask programs to end once the launcher is lost, or a signal asks for it, and kill those that take too long."""
         now = time.monotonic()
-        is_lost = not self._is_open or 0 < self._silence < now - self._heard
+        is_lost = self._is_lost(now)
         for number, program in self._running.items():
             if is_lost and number not in self._deadlines:
                 self._ask(number, LOST_SECONDS)
@@ -220,6 +226,9 @@ class _Guard:
                 self._ask(number, self._orders[number].grace)
             if now > self._deadlines.get(number, math.inf):
                 _signal(program.pid, signal.SIGKILL)
+
+    def _is_lost(self, now: float) -> bool:
+        return not self._is_open or 0 < self._silence < now - self._heard
 
     def _ask(self, number: int, seconds: float) -> None:
         """Ask a program to end within some seconds; one that was asked before is not disturbed again."""

@@ -146,6 +146,11 @@ class Process:
     end_signal: int = signal.SIGTERM
 
 
+def find_signal(status: int) -> int:
+    """Return a status, below 0 where a shell says by it that a signal ended its program."""
+    return 128 - status if status > 128 and status - 128 in list(signal.Signals) else status
+
+
 # Each rank of Gloo asks the launcher about ten times for each other rank before they begin: with 128 of them that is
 # about 20 s of one processor. Horovod gives up after 30 s unless it is told otherwise.
 GLOO_RANKS, _REQUESTS_PER_PAIR, _REQUESTS_PER_SECOND = 128, 10, 4000

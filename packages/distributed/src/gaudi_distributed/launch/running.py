@@ -29,7 +29,7 @@ from gaudi_distributed.failure.messages import CONTINUE, LOST, Timeouts, read_ti
 from gaudi_distributed.launch import guard
 from gaudi_distributed.launch.flags import PROGRAM
 from gaudi_distributed.launch.planning import Launch
-from gaudi_distributed.launch.processes import LaunchPlan, Process
+from gaudi_distributed.launch.processes import LaunchPlan, Process, find_signal
 
 # Time for the other ranks to end by themselves after one failed, and for all to end when told to.
 LEAVE_SECONDS, END_SECONDS = 10.0, 5.0
@@ -122,8 +122,7 @@ class HostGuard:
         """Return how a process ended, below 0 for a signal; that of the connection if it is lost, None so far."""
         if not self._is_remote:
             status = self.popen.poll()
-            is_signal = status is not None and status > 128 and status - 128 in list(signal.Signals)
-            return 128 - status if status is not None and is_signal else status
+            return None if status is None else find_signal(status)
         if number not in self.statuses and self.popen.poll() is not None:
             self.join()  # the last it said may still be read
             return self.statuses.get(number, self.popen.returncode or _SSH_FAILED)
@@ -162,12 +161,11 @@ class HostGuard:
                 sys.stdout.buffer.write(header)
                 continue
             content = source.read(length)
-            if kind == "here":
-                self.is_reached = True
-            elif kind == "end":
+            self.is_reached = True  # `here` itself may stand behind what a start-up file wrote
+            if kind == "end":
                 self._flush(rest, number)
-                self.statuses[number] = int(content)
-            else:
+                self.statuses[number] = find_signal(int(content))
+            elif kind != "here":
                 *lines, rest[kind, number] = (rest.get((kind, number), b"") + content).split(b"\n")
                 for line in lines:
                     self._output.write(self.processes[number], kind, line + b"\n")
