@@ -37,7 +37,7 @@ EXTRAS = {
     "datasets": "tensorflow-cpu,scenes,plots,imagenet,test",
     "models": "tensorflow-cpu,mxnet,test",
     "distributed": "test,horovod",
-    "apps": "tensorflow-cpu,mxnet,mlperf,export,supervision,test",
+    "apps": "tensorflow-cpu,mxnet,mlperf,export,supervision,serve,test",
 }
 # Trackers of experiments, whose tests are slow: they bring two dozen packages, which `make test` does without.
 TRACKERS = "mlflow,wandb"
@@ -314,7 +314,7 @@ def gaudi_contract(session: nox.Session) -> None:
 @nox.session(default=False, python="3.13")
 def current(session: nox.Session) -> None:
     """Test all packages with the newest Python, TensorFlow and NumPy that they take, of all else the newest too."""
-    extras = {"models": "tensorflow-cpu,test", "apps": "tensorflow-cpu,mlperf,export,supervision,test," + TRACKERS}
+    extras = {"models": "tensorflow-cpu,test", "apps": EXTRAS["apps"].replace("mxnet,", "") + "," + TRACKERS}
     install_unpinned(session, EXTRAS | extras)
     session.run("python", "tools/newest_versions.py")
     test_quickly(session, "current", WITHOUT_MXNET)
@@ -374,19 +374,21 @@ def torch_weights(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def browser(session: nox.Session) -> None:
-    """Open the pages of runs in Debian's Chromium, without TensorFlow."""
+    """Open the pages of runs, and that of the server, in Debian's Chromium."""
     chromium = shutil.which("chromium") or session.error("there is no chromium; apt-get install chromium")
-    install(session, dict.fromkeys(PACKAGES, "") | {"apps": "test"}, "playwright")
-    folder = "packages/apps/tests/inference"
-    session.run("pytest", f"{folder}/test_report_browser.py", *session.posargs, env={"BROWSER": chromium})
+    install(session, dict.fromkeys(PACKAGES, "") | {"apps": "tensorflow-cpu,serve,test"}, "playwright")
+    tests = [f"packages/apps/tests/{name}_browser.py" for name in ("inference/test_report", "serving/test_page")]
+    session.run("pytest", *tests, *session.posargs, env={"BROWSER": chromium})
 
 
 @nox.session(default=False, python="3.11")
 def deploy(session: nox.Session) -> None:
-    """Test exports for OpenVINO, without MXNet: OpenVINO needs a newer NumPy."""
-    names = {"datasets": "tensorflow-cpu", "models": "tensorflow-cpu", "distributed": "", "ops": "tensorflow-cpu"}
-    install_unpinned(session, names | {"apps": "tensorflow-cpu,openvino,test"})
-    session.run("pytest", "packages/apps/tests/detection/test_openvino.py", *session.posargs, env={"DEPLOY": "1"})
+    """Test exports for OpenVINO and LiteRT, which need a newer NumPy than MXNet, and layouts by servers' messages."""
+    install_unpinned(session, dict.fromkeys(PACKAGES, "") | {"apps": "tensorflow-cpu,openvino,litert,serve,test"})
+    session.install("--no-deps", "tensorflow-serving-api", "tritonclient", "python-rapidjson")  # its messages alone
+    names = ("detection/test_openvino", "classification/test_exported_classifier", "serving/test_layout_messages")
+    tests = [f"packages/apps/tests/{name}.py" for name in names]
+    session.run("pytest", *tests, *session.posargs, env={"DEPLOY": "1"})
 
 
 @nox.session(default=False)

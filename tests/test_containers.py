@@ -6,6 +6,7 @@ hadolint, in `nox -s lint`, knows more of Dockerfiles.
 from __future__ import annotations
 
 import fnmatch
+import json
 import re
 import shlex
 from importlib import metadata
@@ -14,12 +15,14 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from gaudi_apps.cli.run_commands import parse_arguments
 from gaudi_distributed.launch.containers import choose_image
 from gaudi_distributed.launch.planning import is_secret
 from gaudi_distributed.launch.schedulers import IMAGE_SSH, IMAGE_SSH_PORT
 
 ROOT = Path(__file__).resolve().parents[1]
 LANES = ("default", "gaudi", "mxnet")
+IMAGES = (*LANES, "serve")  # the server has no lane of its own, and no definition for Apptainer
 
 
 def read_dockerfile(lane: str) -> list[tuple[str, str]]:
@@ -72,7 +75,7 @@ def test_both_files_of_a_lane_build_the_same(lane: str) -> None:
     assert all(":" in image for image in arguments)
 
 
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", IMAGES)
 def test_versions_are_pinned_and_extras_exist(lane: str) -> None:
     for words in list_docker_commands(lane):
         if words[:2] == ["pip", "install"]:
@@ -84,7 +87,7 @@ def test_versions_are_pinned_and_extras_exist(lane: str) -> None:
                 assert requirement.extras <= set(provided)
 
 
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", IMAGES)
 def test_an_image_is_safe_and_small(lane: str) -> None:
     instructions = read_dockerfile(lane)
     names = [name for name, _ in instructions]
@@ -102,6 +105,14 @@ def test_an_image_is_safe_and_small(lane: str) -> None:
             assert "openssh-server" not in text or "/etc/ssh/ssh_host_*" in text
     stages = [text for name, text in instructions if name == "FROM"]
     assert stages == ["${BASE_IMAGE} AS build", "${BASE_IMAGE}"]
+
+
+def test_the_server_is_started_by_flags_that_it_has() -> None:
+    instructions = dict(read_dockerfile("serve"))
+    words = [*json.loads(instructions["ENTRYPOINT"]), *json.loads(instructions["CMD"])]
+    served = parse_arguments(words[1:])
+    assert (words[0], served.host, str(served.port)) == ("gaudi-apps", "0.0.0.0", instructions["EXPOSE"])
+    assert f":{served.port}/healthz" in instructions["HEALTHCHECK"]
 
 
 def is_sent(path: str) -> bool:
@@ -137,10 +148,10 @@ def test_the_builder_is_sent_what_it_needs_and_no_more(path: str, sent: bool) ->
     assert is_sent(path) is sent
 
 
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", IMAGES)
 def test_what_is_copied_is_sent(lane: str) -> None:
     copied = [text.split()[0] for name, text in read_dockerfile(lane) if name == "COPY" and "--from" not in text]
-    assert len(copied) >= 4
+    assert len(copied) >= (2 if lane == "serve" else 4)
     for path in copied:
         assert (ROOT / path).exists()
         assert is_sent(path if (ROOT / path).is_file() else f"{path}/pyproject.toml")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +18,16 @@ import pytest
 import tensorflow as tf
 
 import gaudi_ops.tf
-from gaudi_apps.detection.detections import to_records
+from gaudi_apps.detection.detections import make_category_config, to_records
 from gaudi_apps.detection.detector import Detector as KerasDetector
 from gaudi_apps.detection.evaluator import Detection
+from gaudi_apps.inference.exported_models import open_exported
 from gaudi_apps.mxnet.losses import SSDLoss
-from gaudi_apps.mxnet.task import Detector
+from gaudi_apps.mxnet.task import MOMENTUM_NAME, Detector
 from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_datasets.detection.batches import eval_batches, train_batches
 from gaudi_datasets.detection.coco import read_coco
+from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
 from gaudi_datasets.detection.scenes import make_scenes
 from gaudi_datasets.detection.scoring import score_detections
 from gaudi_datasets.detection.sources import CocoSource, ground_truth
@@ -175,6 +180,31 @@ def test_detections_and_figures_are_the_same(pair: Pair) -> None:
     assert_same_detections(ours, theirs)
     truth["annotations"] = move_boxes(theirs[::2])
     assert 0.1 < assert_same_figures(truth, ours, theirs) < 0.9
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_mxnet_is_exported_by_ssd_train(pair: Pair, tmp_path: Path) -> None:
+    """The folder of the run goes to ssd_train as it is, and ONNX Runtime finds what MXNet finds."""
+    (pool_padding,) = [name for name, padding in SSD_PADDINGS.items() if padding == pair.net.padding]
+    model_config = {**make_category_config(pair.val.categories), "pool_padding": pool_padding}
+    tensors = read_tensors(pair.net)
+    tensors |= {f"{MOMENTUM_NAME}{name}": np.zeros_like(values) for name, values in tensors.items()}
+    CheckpointFolder(tmp_path / "run" / "checkpoints").save(7, tensors, {"model_config": model_config})
+    files = [tmp_path / str(place) for place in range(BATCH)]
+    for place, file in enumerate(files):
+        file.write_bytes(pair.val.read(place).encoded)
+    command = [sys.executable, "-m", "gaudi_apps.ssd_train", "--mode", "export", "--export_format", "onnx"]
+    command += ["--model_dir", str(tmp_path / "run"), "--inference", *map(str, files)]
+    subprocess.run(command, check=True)
+    folder = tmp_path / "run" / "export" / "onnx"
+    assert json.loads((folder / "export.json").read_text())["step"] == 7
+    batch = next(eval_batches(pair.val, InputOptions(BATCH)))
+    pixels = (put_channels_last(batch["images"]) * STDDEV_RGB + MEAN_RGB) * 255
+    found = open_exported(folder, "onnx", "fp32", bytes).compute([*pixels.astype(np.float32)])
+    category_ids = np.array([0, *(category.id for category in pair.val.categories)])
+    ours = list_detections(Detector(pair.net, mx.cpu()).detect(batch["images"]), batch, category_ids)
+    theirs = list_detections((found["boxes_yxyx"], found["labels"], found["scores"]), batch, category_ids)
+    assert_same_detections([*ours], [*theirs])
 
 
 @pytest.mark.parametrize("sources", [pytest.param("photographs", marks=REAL)], indirect=True)

@@ -67,10 +67,20 @@ LANES = (
     Lane("gaudi_contract", (*SOURCES, "tests/conftest.py", "tests/gaudi_contract")),
     Lane(
         "browser",
-        (*SOURCES, "packages/apps/tests/conftest.py", "packages/apps/tests/inference"),
+        (
+            *(*SOURCES, "packages/apps/tests/conftest.py", "packages/apps/tests/inference"),
+            *("packages/apps/tests/serving", "packages/apps/tests/small_serve.py", "packages/apps/tests/small_ssd.py"),
+        ),
         debian=("chromium",),
     ),
-    Lane("deploy", (*SOURCES, "packages/apps/tests/conftest.py", "packages/apps/tests/detection"), newest=True),
+    Lane(
+        "deploy",
+        (
+            *(*SOURCES, "packages/apps/tests/conftest.py", "packages/apps/tests/detection"),
+            *("packages/apps/tests/serving", "packages/apps/tests/small_serve.py"),
+        ),
+        newest=True,
+    ),
     # All documents, and the sources that the pages of the API and the figures are made of.
     Lane(
         "docs",

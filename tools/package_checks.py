@@ -43,6 +43,7 @@ IMPORTS = {
         "tensorflow-cpu",
     ): "gaudi_apps.training.run, gaudi_apps.detection.detector, gaudi_apps.classification.task",
     ("apps", "export"): "onnx, onnxruntime",
+    ("apps", "litert"): "ai_edge_litert.interpreter",
     ("apps", "openvino"): "nncf, openvino",
     ("apps", "mxnet"): "gaudi_apps.training.run, gaudi_apps.mxnet.task",
     ("apps", "mlperf"): "mlperf_logging.mllog",

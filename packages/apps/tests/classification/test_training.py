@@ -273,8 +273,9 @@ def test_steps_that_xla_compiles_learn_the_same(
     done = train(tmp_path / "plain", *flags, "--enable_xla")
     assert done.status == 78
     assert "enable_xla" in done.err
-    done = train(tmp_path / "several", *flags, "--enable_xla", "--use_horovod")
-    assert (done.status, done.error.flag) == (64, "--enable_xla")
+    for refused in (("--use_horovod",), ("--mixup_alpha", 0.2)):
+        done = train(tmp_path / "refused", *flags, "--enable_xla", *refused)
+        assert (done.status, done.error.flag) == (64, "--enable_xla")
 
 
 def note_calls(method: Any, calls: list[Any]) -> Any:

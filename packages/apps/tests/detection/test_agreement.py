@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gaudi_apps.detection.detector import DetectionArrays, compare_detections, compare_rows
+from gaudi_apps.detection.detector import DetectionArrays, compare_detections
 from gaudi_apps.inference.converters import Agreement, find_worst
 
 
@@ -58,17 +58,6 @@ def test_detections_at_the_edge_may_be_in_one_only() -> None:
     full = make((0.1, 1, 0.9), (0.5, 2, 0.8), size=2)
     assert compare_detections(full, make((0.1, 1, 0.9), (0.2, 2, 0.8), size=2)) == agree(0, 0, 2)
     assert not compare_detections(full, make((0.1, 1, 0.5), (0.5, 2, 0.8), size=2)).is_close
-
-
-def test_rows_are_compared_in_their_order() -> None:
-    boxes, scores = np.zeros((2, 3, 4)), np.full((2, 3, 5), 0.2)
-    assert compare_rows((boxes, scores), (boxes, scores)) == agree(0, 0, 6)
-    worse = scores.copy()
-    worse[1, 2, 4] = 0.25
-    assert compare_rows((boxes, scores), (boxes, worse)).differences["score_difference"] == pytest.approx(0.05)
-    assert not compare_rows((boxes, scores), (boxes, scores[:1])).is_close
-    worse[0, 0, 0] = np.nan
-    assert not compare_rows((boxes, scores), (boxes, worse)).is_close
 
 
 def test_the_worst_of_several() -> None:

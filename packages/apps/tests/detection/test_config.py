@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gaudi_apps.cli.flags import DistributionFlags
 from gaudi_apps.detection.config import (
     DataFlags,
     DeviceFlags,
@@ -29,6 +30,7 @@ GROUPS: dict[str, Any] = {
     "use": ImageFlags,
     "device": DeviceFlags,
     "report": ReportFlags,
+    "distribution": DistributionFlags,
 }
 
 
@@ -147,6 +149,21 @@ def test_good_configurations_pass() -> None:
             "--device",
             "--runtime openvino",
         ),
+        ({"run": {"mode": "train", "runtime": "auto"}}, "--runtime", "--mode predict and eval"),
+        (
+            {"data": {"data_dir": "d"}, "run": {"mode": "eval", "runtime": "auto", "checkpoint": "all"}},
+            "--checkpoint",
+            "--runtime auto",
+        ),
+        (
+            {
+                "data": {"data_dir": "d"},
+                "run": {"mode": "eval", "runtime": "litert"},
+                "distribution": {"use_horovod": True},
+            },
+            "--runtime",
+            "one process",
+        ),
     ],
 )
 def test_a_bad_value_is_named_in_one_line(groups: dict[str, dict[str, Any]], flag: str, named: str) -> None:
@@ -181,3 +198,9 @@ def test_configuration_is_frozen() -> None:
     with pytest.raises(AttributeError):
         config.data.batch_size = 1  # type: ignore[misc]
     assert replace(config.data, batch_size=1).batch_size == 1
+
+
+@pytest.mark.parametrize(("runtime", "expected"), [("tensorflow", "all"), ("auto", None), ("litert", None)])
+def test_eval_takes_all_checkpoints_unless_an_export_of_one_is_evaluated(runtime: Any, expected: str | None) -> None:
+    run = make_config(run={"mode": "eval", "runtime": runtime}, data={"data_dir": "d"}).run
+    assert find_checkpoint(run) == expected

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from gaudi_apps.detection.detector import (
     FIELDS,
@@ -14,19 +15,19 @@ from gaudi_apps.detection.detector import (
     Detector,
     DetectorExport,
     compare_detections,
-    compare_rows,
-    find_raw,
 )
 from gaudi_apps.inference.converters import (
     decode_pixels,
     hold_stderr,
     require_onnx,
-    run_onnx,
-    run_tflite,
+    run_exported,
     to_float32,
     write_onnx,
     write_tflite,
 )
+from gaudi_apps.inference.exported_models import OnnxModel, open_exported
+from gaudi_apps.inference.exporter import NetworkModel
+from gaudi_apps.inference.quantization import LITE_TYPES, Calibration
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image
 from gaudi_datasets.errors import MissingExtraError
@@ -62,7 +63,11 @@ def test_onnx_finds_what_the_network_finds(
     path = tmp_path / "model.onnx"
     write_onnx(DetectorExport(detector_network, CATEGORIES), path)
     reference = DetectionArrays(*Detector(detector_network).detect(images))
-    agreement = DetectorExport(detector_network, CATEGORIES).compare(reference._asdict(), run_onnx(path, noise_images))
+    for threads in (1, 2):
+        opened: Any = OnnxModel(path, bytes, threads)
+        assert opened._session.get_session_options().intra_op_num_threads == opened.threads == threads
+    as_written = run_exported(OnnxModel(path, decode_pixels, takes_floats=False), noise_images)
+    agreement = DetectorExport(detector_network, CATEGORIES).compare(reference._asdict(), as_written)
     assert agreement.is_close
     assert agreement.compared > 20
 
@@ -87,14 +92,42 @@ def test_onnx_without_the_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.slow
-def test_tflite_computes_what_the_network_computes(
+def test_tflite_detects_by_builtin_operations_what_the_network_detects(
     detector_network: Any, noise_images: list[bytes], images: Any, tmp_path: Path
 ) -> None:
-    path = tmp_path / "model.tflite"
     network = DetectorExport(to_float32(detector_network), CATEGORIES)
-    write_tflite(network, path)
-    expected = [output.numpy() for output in find_raw(detector_network, images)]
+    write_tflite(network, tmp_path / "model.tflite")
+    reference = DetectionArrays(*Detector(detector_network).detect(images))
+    model = open_exported(tmp_path, "tflite", "fp32", network.prepare_resized)
     for count in (3, 1):
-        resized = np.stack([network.resize(decode_pixels(one)) for one in noise_images[:count]])
-        found = run_tflite(path, resized)
-        assert compare_rows([one[:count] for one in expected], [found["boxes_yxyx"], found["scores"]]).is_close
+        found = run_exported(model, noise_images[:count])
+        agreement = network.compare({name: one[:count] for name, one in reference._asdict().items()}, found)
+        assert agreement.is_close
+        assert agreement.compared > 20 * count
+        np.testing.assert_array_equal(found["num_detections"], (found["labels"] > 0).sum(axis=1))
+    interpreter = tf.lite.Interpreter(model_path=str(tmp_path / "model.tflite"))
+    names = {one["op_name"] for one in interpreter._get_ops_details()}
+    assert "WHILE" in names
+    assert not [name for name in names if name.startswith(("Flex", "TFLite_Detection", "CUSTOM"))]
+
+
+@pytest.mark.slow
+def test_tflite_of_8_bits_has_its_convolutions_in_them_but_for_those_of_boxes(
+    detector_network: Any, noise_images: list[bytes], tmp_path: Path
+) -> None:
+    network = DetectorExport(to_float32(detector_network), CATEGORIES)
+    write_tflite(network, tmp_path / "model.tflite", "int8", Calibration(noise_images, 0))
+    interpreter = tf.lite.Interpreter(model_path=str(tmp_path / "model.tflite"))
+    tensors = {one["index"]: one for one in interpreter.get_tensor_details()}
+    outputs = [(one["op_name"], tensors[int(one["outputs"][0])]) for one in interpreter._get_ops_details()]
+    convolutions = {one["name"]: one["dtype"] for kind, one in outputs if kind == "CONV_2D"}
+    in_float = {name for name, dtype in convolutions.items() if dtype == np.float32}
+    assert in_float == {name for name in convolutions if "box_head" in name}
+    assert (len(in_float), len(convolutions)) == (6, 37)
+    in_8_bits = {kind for kind, one in outputs if one["dtype"] == np.int8}
+    assert in_8_bits <= {*LITE_TYPES, "QUANTIZE"}
+    found = run_exported(open_exported(tmp_path, "tflite", "int8", network.prepare_resized), noise_images)
+    expected = run_exported(NetworkModel(network), noise_images)
+    assert np.abs(found["scores"] - expected["scores"]).max() < 0.05
+    full = sum(4 * int(np.prod(one.shape)) for one in detector_network.variables)
+    assert (tmp_path / "model.tflite").stat().st_size < full / 2.5

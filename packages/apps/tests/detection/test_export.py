@@ -16,19 +16,18 @@ from gaudi_apps.detection import detector
 from gaudi_apps.detection.detector import run_export
 from gaudi_apps.detection.evaluator import DetectionEvaluator
 from gaudi_apps.inference import exporter
-from gaudi_apps.inference.converters import Agreement, ExportedNetwork, write_tflite
-from gaudi_apps.inference.export_table import list_manifests
+from gaudi_apps.inference.converters import Agreement, ExportedNetwork
+from gaudi_apps.inference.export_table import describe_export, report_exports
+from gaudi_apps.inference.exported_models import list_manifests, name_processor
 from gaudi_apps.inference.exporter import (
     Export,
     ExportRequest,
     choose_calibration,
     choose_images,
-    describe_export,
     list_kinds,
     refuse_foreign,
-    report_exports,
 )
-from gaudi_apps.inference.quantization import Calibration
+from gaudi_apps.inference.quantization import Calibration, write_tflite
 from gaudi_apps.runtime.errors import ExportError
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.detection.coco import Category, parse_coco
@@ -59,7 +58,7 @@ def test_exports_are_made_checked_and_described(
     folder = tmp_path / "new" / "export"
     exports = run(detector_network, noise_images, folder, "saved_model", "tflite", "safetensors", checkpoint="ab12")
     assert [*exports] == [folder / name for name in ("saved_model", "tflite", "safetensors")]
-    for path, (agreement, score, reference) in exports.items():
+    for path, (agreement, score, reference, *_) in exports.items():
         assert agreement.is_close
         assert score is None
         assert reference is None
@@ -169,14 +168,18 @@ def test_smaller_exports_are_scored_beside_the_network(
         calibration=calibration,
         max_drop=0.01,
     )
-    assert [path.name for path in exports] == ["onnx-int8", "tflite-fp16"]
+    assert [path.name for path in exports] == ["onnx-int8", "tflite-int8", "tflite-fp16"]
     manifests = {path.name: json.loads((path / "export.json").read_text()) for path in exports}
     for path, export in exports.items():
         manifest = manifests[path.name]
         assert export.score is not None
         assert manifest["evaluation"]["images"] == manifest["evaluation"]["images_total"] == 5
         assert manifest["evaluation"]["AP"] == export.score.value
-        assert manifest["speed"]["latency_ms"]["p50"] > 0
+        speed = manifest["speed"]
+        assert speed["latency_ms"]["p50"] > 0
+        assert speed["processor"] == name_processor()
+        assert (speed["device"], speed["network_device"], speed["included"]) == ("CPU", "CPU", [])
+        assert speed["threads"] == speed["network_threads"] > 0
         assert export.agreement.compared > 20
     assert manifests["onnx-int8"]["calibration"] == {"images": 3, "seed": 3}
     assert "calibration" not in manifests["tflite-fp16"]
@@ -191,7 +194,7 @@ def test_smaller_exports_are_scored_beside_the_network(
     }
     report_exports(exports, 3)
     assert "onnx-int8" in capsys.readouterr().out
-    assert [one["kind"] for one in list_manifests(tmp_path)] == ["onnx-int8", "tflite-fp16"]
+    assert [one["kind"] for one in list_manifests(tmp_path)] == ["onnx-int8", "tflite-fp16", "tflite-int8"]
 
 
 def test_an_export_that_loses_more_than_it_may_is_not_left(
@@ -210,8 +213,8 @@ def test_a_wrong_export_is_noticed(
 ) -> None:
     """Colours in the wrong order, the fault that nobody sees."""
 
-    def write_wrong(network: ExportedNetwork, path: Path, *, halves: bool) -> None:
-        assert not halves
+    def write_wrong(network: ExportedNetwork, path: Path, precision: str, calibration: Calibration | None) -> None:
+        assert (precision, calibration) == ("fp32", None)
         wrong = copy.copy(network)
         inputs = keras.Input([300, 300, 3], name="images")
         wrong.model = keras.Model(inputs, network.model(inputs[..., ::-1]))

@@ -122,5 +122,4 @@ def test_exports_are_of_the_network(large_task: SSDTask, noise_images: list[byte
         assert agreement.compared > 20
         manifest = json.loads((path / "export.json").read_text())
         assert (manifest["model"], manifest["image_size"]) == ("ssd_resnet18", 512)
-    assert exports[tmp_path / "tflite"].agreement.compared == 3 * 24564
     assert Detector.load(tmp_path / "safetensors").image_size == 512

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from gaudi_apps.cli.flags import ExportPrecision
 from gaudi_apps.detection.detector import DetectionArrays, Detector, DetectorExport, compare_detections, run_export
 from gaudi_apps.detection.evaluator import DetectionEvaluator
 from gaudi_apps.inference.converters import make_onnx, run_exported
-from gaudi_apps.inference.exported_models import ExportedModel, open_exported
+from gaudi_apps.inference.export_table import tabulate
+from gaudi_apps.inference.exported_models import ExportedModel, list_manifests, open_exported
 from gaudi_apps.inference.exporter import ExportRequest, NetworkModel
 from gaudi_apps.inference.quantization import AccuracyBound, Calibration, write_openvino
 from gaudi_apps.inference.visualizer import decode_like_tensorflow
@@ -33,6 +35,7 @@ from gaudi_distributed import SingleProcess
 from gaudi_models.architectures import SSDArchitecture
 
 pytestmark = pytest.mark.skipif("DEPLOY" not in os.environ, reason="DEPLOY is not set; nox -s deploy sets it")
+SMALL_PROGRAM = Path(__file__).parents[1] / "small_ssd.py"
 CATEGORIES = (Category(7, "red"), Category(9, "blue"))
 # Most that boxes and scores of random weights, which are worse than trained ones, may differ by.
 BOUNDS: dict[ExportPrecision, float] = {"fp32": 1e-3, "fp16": 2e-3, "bf16": 0.2, "int8": 0.3}
@@ -98,18 +101,55 @@ def test_layers_that_cost_too_much_get_their_precision_back(
     network = DetectorExport(detector_network, CATEGORIES)
     expected = run_exported(NetworkModel(network), noise_images)
 
-    def measure(model: ExportedModel) -> float:
-        found = run_exported(model, noise_images)
-        return 1 - float(np.abs(found["scores"] - expected["scores"]).mean())
+    def measure(model: ExportedModel, places: Sequence[int]) -> float:
+        found = run_exported(model, [noise_images[place] for place in places])
+        return 1 - float(np.abs(found["scores"] - expected["scores"][[*places]]).mean())
 
     scores = []
     for name, most_lost in (("all", None), ("restored", 1e-4)):
         (tmp_path / name).mkdir()
-        bound = None if most_lost is None else AccuracyBound(measure, most_lost)
+        bound = None if most_lost is None else AccuracyBound(measure, most_lost, 3, noise_images.__getitem__)
         converted = make_onnx(network, resized=True)
-        write_openvino(converted, network, tmp_path / name, "int8", Calibration(noise_images, 0), bound)
-        scores.append(measure(open_exported(tmp_path / name, "openvino", "int8", network.prepare_resized)))
+        restored = write_openvino(converted, network, tmp_path / name, "int8", Calibration(noise_images, 0), bound)
+        scores.append(measure(open_exported(tmp_path / name, "openvino", "int8", network.prepare_resized), range(3)))
+        assert bool(restored) == (bound is not None)
     assert scores[0] < scores[1] <= 1
+    assert 0 < len(restored) <= 8 * 3  # groups, each of which shares a quantizer
+    assert not [name for name in restored if "box_head" in name]
+
+
+def test_what_the_processor_does_not_compute_is_not_evaluated(
+    detector_network: Any, noise_images: list[bytes], records: Path, tmp_path: Path
+) -> None:
+    """OpenVINO takes the hint of bfloat16 everywhere, and computes in float32 where the processor has none."""
+    import openvino
+
+    source = RecordSource(records, "val")
+    evaluator = DetectionEvaluator(source, InputOptions(1), RunFolder(tmp_path), source.categories, SingleProcess())
+    where: dict[str, Any] = {"step": 1, "architecture": SSDArchitecture("resnet18"), "pool_padding": "same"}
+    request = ExportRequest(["fp32", "bf16"], evaluator, max_drop=1)
+    run_export(
+        detector_network, source.categories, noise_images, tmp_path / "export", ("openvino",), **where, request=request
+    )
+    manifests = {one["kind"]: one for one in list_manifests(tmp_path)}
+    path = tmp_path / "export" / "openvino-bf16" / "model.xml"
+    hint = {"INFERENCE_PRECISION_HINT": "bf16"}
+    computed = openvino.Core().compile_model(str(path), "CPU", hint).get_property("INFERENCE_PRECISION_HINT")
+    has_bfloat16 = computed.to_string() == "bf16"
+    assert ("evaluation" in manifests["openvino-bf16"]) == has_bfloat16
+    assert ("not_evaluated" in manifests["openvino-bf16"]) != has_bfloat16
+    table = tabulate([*manifests.values()])
+    assert table is not None
+    rows = {row[0]: row for row in table.rows}
+    assert ("-" in rows["openvino-bf16"][4:8]) != has_bfloat16
+    assert rows["openvino"][2] == "1"
+    assert rows["openvino"][-1] == "5 of 5 val"
+
+
+def test_threads_reach_openvino(exported: Path) -> None:
+    for threads in (1, 2):
+        model: Any = open_exported(exported / "openvino", "openvino", "fp32", bytes, threads)
+        assert model._compiled.get_property("INFERENCE_NUM_THREADS") == model.threads == threads
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
@@ -144,46 +184,80 @@ finally:
 """
 
 
-def test_runtimes_detect_what_the_network_detects_and_import_no_tensorflow(
-    ssd_train: Callable[..., Any],
-    detector_network: Any,
-    noise_images: list[bytes],
-    records: Path,
-    tmp_path: Path,
-) -> None:
-    """The exports are of a network that detects, under the name of a checkpoint that costs nothing to train."""
-    run, source = tmp_path / "run", RecordSource(records, "val")
-    flags = ("--model_dir", run, "--data_dir", records, "--steps", 1, "--batch_size", 2, "--no_evaluate")
-    assert ssd_train(*flags).status == 0
+@pytest.fixture(scope="module")
+def run(
+    detector_network: Any, noise_images: list[bytes], records: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Make a run with exports of a network that detects, under the name of a checkpoint that costs nothing to train."""
+    run, source = tmp_path_factory.mktemp("exports") / "run", RecordSource(records, "val")
+    command = [sys.executable, str(SMALL_PROGRAM), "--model_dir", str(run), "--data_dir", str(records)]
+    command += ["--steps", "1", "--batch_size", "2", "--no_evaluate"]
+    subprocess.run(command, check=True, capture_output=True)
     sha256 = load_checkpoint(find_checkpoints(run, "newest")[0]).sha256
     evaluator = DetectionEvaluator(source, InputOptions(1), RunFolder(run), source.categories, SingleProcess())
     where: dict[str, Any] = {"step": 1, "architecture": SSDArchitecture("resnet18"), "pool_padding": "same"}
     request = ExportRequest(evaluator=evaluator, checkpoint=sha256)
-    formats: Any = ("openvino", "onnx")
+    formats: Any = ("openvino", "onnx", "tflite")
     run_export(detector_network, source.categories, noise_images, run / "export", formats, **where, request=request)
-    photos = tmp_path / "photos"  # of noise, for equal scores of flat images are suppressed in any order
-    photos.mkdir()
+    for path in (run / "export").glob("*/export.json"):  # so that `auto` takes an export, whatever else runs here
+        manifest = json.loads(path.read_text())
+        manifest["speed"]["of_network"] = 0
+        path.write_text(json.dumps(manifest))
+    return run
+
+
+@pytest.fixture(scope="module")
+def photos(noise_images: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write images of noise, for equal scores of flat images are suppressed in any order."""
+    folder = tmp_path_factory.mktemp("photos")
     for number, encoded in enumerate(noise_images):
-        (photos / f"{number}.png").write_bytes(encoded)
-    network = Detector(detector_network, ["red", "blue"])
-    expected = network.predict(photos, score_threshold=0.05)
-    predict = ["--mode", "predict", "--model_dir", run, "--inference", photos, "--save", "json"]
-    for runtime in ("openvino", "onnxruntime"):
-        arguments = [*predict, "--runtime", runtime, "--output_dir", tmp_path / runtime]
-        command = [sys.executable, "-c", LOADED, *map(str, arguments)]
-        alone = subprocess.run(command, check=True, capture_output=True, text=True)
-        assert alone.stderr.splitlines()[-1] == "False"
-        found = json.loads((tmp_path / runtime / "detections.json").read_text())
-        loaded = Detector.load(run, runtime=runtime).predict(photos, score_threshold=0.05)
-        for image_id, (one, other) in enumerate(zip(expected, loaded, strict=True), 1):
-            agreement = compare_detections(
-                *(DetectionArrays(each.boxes_yxyx[None], each.labels[None], each.scores[None]) for each in (one, other))
-            )
-            assert agreement.is_close
-            assert agreement.compared > 10
-            scores = [row["score"] for row in found if row["image_id"] == image_id]
-            np.testing.assert_allclose(sorted(scores), sorted(other.scores), atol=1e-5)
-    folder = run / "export" / "openvino"
-    (folder / "model.bin").write_bytes(b"other")
-    failed = ssd_train(*predict, "--runtime", "openvino")
-    assert (failed.status, failed.error.path) == (65, str(folder / "model.bin"))
+        (folder / f"{number}.png").write_bytes(encoded)
+    return folder
+
+
+def start(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run ssd_train; the last line of its errors tells whether TensorFlow was imported."""
+    command = [sys.executable, "-c", LOADED, *map(str, arguments)]
+    return subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("runtime", ["openvino", "onnxruntime", "litert", "auto"])
+def test_runtimes_detect_what_the_network_detects_and_import_no_tensorflow(
+    run: Path, photos: Path, detector_network: Any, tmp_path: Path, runtime: Any
+) -> None:
+    expected = Detector(detector_network, ["red", "blue"]).predict(photos, score_threshold=0.05)
+    predict = ("--mode", "predict", "--model_dir", run, "--inference", photos, "--save", "json", "--runtime", runtime)
+    done = start(*predict, "--output_dir", tmp_path)
+    assert done.stderr.splitlines()[-1] == "False"
+    found = json.loads((tmp_path / "detections.json").read_text())
+    loaded = Detector.load(run, runtime=runtime).predict(photos, score_threshold=0.05)
+    for image_id, (one, other) in enumerate(zip(expected, loaded, strict=True), 1):
+        agreement = compare_detections(
+            *(DetectionArrays(each.boxes_yxyx[None], each.labels[None], each.scores[None]) for each in (one, other))
+        )
+        assert agreement.is_close
+        assert agreement.compared > 10
+        scores = [row["score"] for row in found if row["image_id"] == image_id]
+        np.testing.assert_allclose(sorted(scores), sorted(other.scores), atol=1e-5)
+
+
+@pytest.mark.parametrize(("runtime", "kind"), [("openvino", "openvino"), ("onnxruntime", "onnx"), ("litert", "tflite")])
+def test_an_export_is_evaluated_without_tensorflow_as_it_was_when_it_was_exported(
+    run: Path, records: Path, runtime: str, kind: str
+) -> None:
+    done = start("--mode", "eval", "--model_dir", run, "--data_dir", records, "--runtime", runtime)
+    assert done.stderr.splitlines()[-1] == "False"
+    scores = json.loads((run / "evaluation.json").read_text())
+    manifest = json.loads((run / "export" / kind / "export.json").read_text())
+    assert (scores["export"], scores["step"], scores["split"]) == (kind, 1, "val")
+    assert scores["AP"] == pytest.approx(manifest["evaluation"]["AP"], abs=1e-3)
+    assert (run / "report.html").is_file()
+
+
+def test_a_changed_file_is_named(run: Path, photos: Path, tmp_path: Path, ssd_train: Callable[..., Any]) -> None:
+    copied = tmp_path / "copy"
+    shutil.copytree(run, copied)
+    path = copied / "export" / "openvino" / "model.bin"
+    path.write_bytes(b"other")
+    failed = ssd_train("--mode", "predict", "--model_dir", copied, "--inference", photos, "--runtime", "openvino")
+    assert (failed.status, failed.error.path) == (65, str(path))

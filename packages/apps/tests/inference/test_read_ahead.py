@@ -27,18 +27,35 @@ def test_items_come_in_order_and_are_read_while_others_are_used() -> None:
     assert found == [0, 1, 2, 3, 4, 5]
 
 
-def test_no_more_is_read_ahead_than_asked() -> None:
+@pytest.mark.parametrize(
+    ("depth", "item_bytes", "expected"),
+    [
+        (3, 0, 4),
+        (50, 10, 4),  # the third makes 30 bytes of 25
+        (50, 100, 2),  # larger than all that may wait: one is read
+    ],
+)
+def test_no_more_is_read_ahead_than_fits(depth: int, item_bytes: int, expected: int) -> None:
     read: list[int] = []
+    last = threading.Event()
 
     def count() -> Iterator[int]:
         for number in range(100):
             read.append(number)
+            if number == expected - 1:
+                last.set()
             yield number
 
-    with contextlib.closing(read_ahead(count(), 3)) as ahead:
+    ahead = read_ahead(count(), depth, measure=lambda _: item_bytes, most_bytes=25)
+    with contextlib.closing(ahead):
         assert next(ahead) == 0
-    assert 1 <= len(read) <= 4
-    assert read == list(range(len(read)))
+        assert last.wait(SECONDS)
+    # Closing has waited for the thread, so nothing is read from here on.
+    assert read == list(range(expected))
+
+
+def test_what_waited_makes_room_once_it_is_taken() -> None:
+    assert list(read_ahead(iter(range(20)), 5, measure=lambda _: 100, most_bytes=25)) == list(range(20))
 
 
 def test_an_error_comes_after_what_was_read_before_it() -> None:

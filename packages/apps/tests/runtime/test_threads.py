@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gaudi_apps.runtime.errors import ThreadTrialError
+from gaudi_apps.runtime.settings import DeviceSettings
 from gaudi_apps.runtime.tensorflow import Threads, cache_file, choose_fastest, find_threads, list_choices, measure
+from gaudi_distributed.devices.machine import count_processors
 
 SECONDS = {Threads(2, 1): 0.3, Threads(2, 2): 0.2}
 
@@ -29,6 +32,12 @@ def choose(cache: Path, seconds: dict[Threads, float] = SECONDS) -> tuple[Thread
 )
 def test_choices(processors: int, cores: int, choices: list[tuple[int, int]]) -> None:
     assert list_choices(processors, cores) == [Threads(*each) for each in choices]
+
+
+@pytest.mark.parametrize(("flag", "max_cpus", "expected"), [(3, 1, 3), (0, 1, 1), ("auto", 1, 1), (0, 0, None)])
+def test_runtimes_of_exports_get_the_threads_of_the_flags(flag: Any, max_cpus: int, expected: int | None) -> None:
+    settings = DeviceSettings("cpu", "fp32", 0, intra_threads=flag, max_cpus=max_cpus)
+    assert settings.runtime_threads == (expected or count_processors())
 
 
 def test_what_the_user_gives_is_in_all_choices() -> None:

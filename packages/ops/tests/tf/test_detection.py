@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import gaudi_ops
 from gaudi_ops.tf import decode_boxes, default_boxes, encode_targets, non_max_suppression
+from gaudi_ops.tf.detection import suppress_by_overlaps
 
 FOLDER = Path(__file__).parents[1] / "golden"
 TARGETS, NMS = np.load(FOLDER / "targets.npz"), np.load(FOLDER / "nms.npz")
@@ -141,6 +142,35 @@ def test_detections_are_numpys(seed: int, threshold: float, max_per_class: int, 
             assert result.shape[1] == max_detections
             np.testing.assert_array_equal(result[image, : len(expected)], expected)
             np.testing.assert_array_equal(result[image, len(expected) :], 0)
+
+
+@given(seeds, st.sampled_from([0.3, 0.5, 0.8]), st.sampled_from([10, 150]))
+@settings(max_examples=25, deadline=None)
+def test_suppression_in_rounds_is_numpys(seed: int, threshold: float, max_detections: int) -> None:
+    """With rows to spare and without, and images that take different numbers of rounds."""
+    rng = np.random.default_rng(seed)
+    boxes = np.sort(rng.random((2, 30, 2, 2), np.float32), axis=2).reshape(2, 30, 4)
+    scores = np.array(rng.permutation(2 * 30 * 4).reshape(2, 30, 4) / 240, np.float32)  # no ties
+    options: dict[str, Any] = {"iou_threshold": threshold, "max_detections": max_detections, "score_threshold": 0.25}
+    results = suppress_by_overlaps(boxes, scores, **options)
+    assert [part.dtype for part in results] == [tf.float32, tf.int32, tf.float32]
+    for image in range(2):
+        expected = gaudi_ops.non_max_suppression(boxes[image], scores[image], max_per_class=max_detections, **options)
+        for result, rows in zip(results, expected, strict=True):
+            assert result.shape[1] == max_detections
+            np.testing.assert_array_equal(result[image, : len(rows)], rows)
+            np.testing.assert_array_equal(result[image, len(rows) :], 0)
+
+
+def test_a_chain_of_boxes_is_suppressed_as_one_after_the_other() -> None:
+    """Each overlaps the next one alone, so every second one stays, and each is decided in a round of its own."""
+    tops = np.arange(40, dtype=np.float32)[:, None] * np.float32([0.25, 0, 0.25, 0])
+    boxes = (tops + np.float32([0, 0, 1, 1]))[None]
+    scores = np.stack([np.zeros(40), np.linspace(0.9, 0.1, 40)], axis=1)[None].astype(np.float32)
+    kept, labels, values = suppress_by_overlaps(boxes, scores, iou_threshold=0.55, max_detections=40)
+    np.testing.assert_array_equal(values[0, :20], scores[0, ::2, 1])
+    np.testing.assert_array_equal(kept[0, :20], boxes[0, ::2])
+    assert labels.numpy().tolist() == [[1] * 20 + [0] * 20]
 
 
 def test_an_overlap_of_exactly_the_threshold_suppresses() -> None:

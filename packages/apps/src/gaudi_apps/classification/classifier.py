@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,8 @@ import PIL.Image
 import tensorflow as tf
 
 from gaudi_apps.classification.flags import LISTED
-from gaudi_apps.inference.media import Images, InputImage, Preprocessor, predict_images
+from gaudi_apps.inference.exported_models import CheckedExport, find_export, open_model
+from gaudi_apps.inference.media import ImageInput, Images, InputImage, Preprocessor, predict_images, read_given
 from gaudi_apps.inference.predictor import Results, assign_all, read_trained, write_csv
 from gaudi_apps.inference.visualizer import Image, add_title, enlarge
 from gaudi_datasets.classification.pipeline import prepare_image, prepare_pixels
@@ -25,6 +26,9 @@ from gaudi_datasets.output_files import write_json
 from gaudi_datasets.program import count_things
 from gaudi_models.architectures import CLASSIFIERS
 from gaudi_models.classifiers import build_classifier
+
+if TYPE_CHECKING:
+    from gaudi_apps.cli.flags import RuntimeFlag
 
 
 def make_preprocessor(image_size: int) -> Preprocessor:
@@ -100,22 +104,28 @@ class Classifier:
     def __init__(self, model: Any, class_names: Sequence[str] = ()) -> None:
         self.class_names = tuple(class_names)
         self._model = model
+        self._prepare = make_preprocessor(model.input_shape[1])
         self._listed = min(LISTED, model.output_shape[-1])
         self._answer = tf.function(self._compute, autograph=False, reduce_retracing=True)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Classifier:
+    def load(cls, path: str | os.PathLike[str], *, runtime: RuntimeFlag = "tensorflow") -> Classifier:
         """Load a classifier in float32 from a run, a checkpoint, or an export as safetensors.
+
+        Args:
+            path: of these.
+            runtime: ``"openvino"``, ``"onnxruntime"``, ``"litert"`` or ``"auto"`` take the fastest export of a run that
+                was evaluated for its checkpoint, in the precision that it has, and say which.
 
         Raises:
             GaudiError: see `gaudi_apps.inference.predictor.read_trained`, or it is not a classifier.
             WeightsError: the file is damaged, or of another model.
         """
+        if export := find_export(Path(path), runtime):
+            _require_classifier(export.manifest.get("model"), path)
+            return _ExportedClassifier(export)
         weights, metadata = read_trained(path)
-        if metadata.model not in CLASSIFIERS:
-            raise DataError(
-                "names no classifier as its model", path=path, remedy="use a run or an export of a classifier"
-            )
+        _require_classifier(metadata.model, path)
         names = [one["name"] for one in metadata.classes]
         model = build_classifier(
             metadata.model, len(names), padding=metadata.padding, image_size=metadata.image_size or 224
@@ -139,8 +149,11 @@ class Classifier:
             DataError: an image cannot be decoded.
             TransferError: a camera or an address does not answer.
         """
-        prepare = make_preprocessor(self._model.input_shape[1])
-        return predict_images(images, prepare, batch_size, partial(self._predict_batch, top=top))
+        return predict_images(images, self._prepare, batch_size, partial(self._predict_batch, top=top))
+
+    def prepare(self, image: ImageInput) -> InputImage:
+        """Decode and resize one image, in any thread; `predict` takes the result, and raises no error for it."""
+        return next(read_given(image, self._prepare))
 
     def _predict_batch(self, batch: Sequence[InputImage], top: int) -> list[Classification]:
         outputs = self.classify(np.stack([image.network_input for image in batch]))
@@ -169,6 +182,38 @@ class Classifier:
         logits = self._model(images, training=False)
         probabilities, classes = tf.math.top_k(tf.nn.softmax(logits), self._listed)
         return probabilities, classes, tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+
+
+class _ExportedClassifier(Classifier):
+    """A classifier that is an export."""
+
+    def __init__(self, export: CheckedExport) -> None:
+        from gaudi_apps.classification.task import PROBABILITIES, ClassifierExport
+
+        network = ClassifierExport(None, PROBABILITIES, export.manifest)
+        from_pixels = network.cut_square if export.format == "onnx" else network.resize
+        from_encoded = network.prepare_onnx if export.format == "onnx" else network.prepare_resized
+        self._prepare = Preprocessor(from_encoded, from_pixels, (tf.errors.InvalidArgumentError,))
+        self._export, self._output = open_model(export, from_encoded), PROBABILITIES
+        self.class_names = tuple(one["name"] for one in export.manifest["classes"])
+
+    def classify(self, images: Any) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+        """Classify by the export; images are as it takes them, RGB in 0..255."""
+        probabilities = self._export.compute([*np.asarray(images)])[self._output]
+        classes = np.argsort(-probabilities, axis=1, kind="stable")[:, :LISTED]
+        return np.take_along_axis(probabilities, classes, axis=1), classes.astype(np.int32)
+
+    def answer(self, images: Any, labels: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return what `classify` does, and the cross entropy float32 [batch] with the true labels."""
+        probabilities = self._export.compute([*np.asarray(images)])[self._output]
+        right = np.take_along_axis(probabilities, np.asarray(labels)[:, np.newaxis], axis=1)[:, 0]
+        return *self.classify(images), -np.log(np.maximum(right, np.finfo(np.float32).tiny))
+
+
+def _require_classifier(model: str | None, path: str | os.PathLike[str]) -> None:
+    """Raise DataError unless a model is a classifier."""
+    if model not in CLASSIFIERS:
+        raise DataError("names no classifier as its model", path=path, remedy="use a run or an export of a classifier")
 
 
 PREDICTIONS, TABLE = "predictions.json", "predictions.csv"

@@ -383,6 +383,9 @@ def check_common(
             flag="--pruning_method",
             remedy="leave one of them out",
         )
+    if config.device.enable_xla and config.training.mixup_alpha:
+        reason = "XLA has no operation that draws the shares of --mixup_alpha"
+        raise FlagError(f"--enable_xla: {reason}", flag="--enable_xla", remedy="leave one of them out")
     _check_data(config.data, mode, found)
     check_modes(config, mode, checkpoint=config.run.checkpoint, steps=steps, steps_flag=steps_flag)
     for name in ("max_frames", "save"):

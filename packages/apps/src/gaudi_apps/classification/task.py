@@ -280,7 +280,11 @@ class ClassifierExport(ExportedNetwork):
 
     def prepare_onnx(self, encoded: bytes) -> Any:
         """Decode an image and cut the square out of it whose centre the model takes, float32 [side, side, 3]."""
-        pixels, side = decode_pixels(encoded), resized_side(self.image_size)
+        return self.cut_square(decode_pixels(encoded))
+
+    def cut_square(self, pixels: Any) -> Any:
+        """Do so with the pixels of an image, uint8 [height, width, 3]."""
+        side = resized_side(self.image_size)
         height, width = (round(length * side / min(pixels.shape[:2])) for length in pixels.shape[:2])
         return tf.image.resize_with_crop_or_pad(tf.image.resize(pixels, [height, width]), side, side).numpy()
 

@@ -37,6 +37,7 @@ class ProgramConfig:
 
 ExportFormat = Literal["saved_model", "onnx", "tflite", "openvino", "safetensors"]
 ExportPrecision = Literal["fp32", "fp16", "bf16", "int8"]
+RuntimeFlag = Literal["tensorflow", "auto", "openvino", "onnxruntime", "litert"]
 # Flags that some programs have, each in a group of its own.
 EvalSamples = Annotated[
     int,
@@ -114,7 +115,7 @@ class TensorFlowRunFlags(RunFlags):
     too."""
     export_precision: Annotated[tuple[ExportPrecision, ...], resume_safe()] = ("fp32",)
     """One or more precisions to export in; a format is written in those that it has. onnx: fp32, int8; tflite: fp32,
-    fp16; openvino: all; the others: fp32."""
+    fp16, int8; openvino: all; the others: fp32."""
     calibration_images: Annotated[int, resume_safe(minimum=1)] = 64
     """Number of training images, drawn by --seed, that int8 is calibrated on."""
     max_ap_drop: Annotated[float, resume_safe(minimum=0, maximum=1)] = 0.01

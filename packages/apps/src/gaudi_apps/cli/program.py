@@ -290,7 +290,7 @@ def _compute(mode: str, app: Application, reporter: FailureReporter, elastic: El
     if mode == "verify-resume":
         verify_resume(app)
         return
-    if mode == "predict" and app.predict_exported():
+    if (mode == "predict" and app.predict_exported()) or (mode == "eval" and app.evaluate_exported()):
         return
     with Session(app, reporter, elastic) as session:
         if mode == "train":

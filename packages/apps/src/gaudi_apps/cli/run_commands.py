@@ -1,4 +1,4 @@
-"""The program `gaudi-apps`: pages about runs that are there, and a demonstration, without importing TensorFlow."""
+"""The program `gaudi-apps`: pages about runs, a demonstration, and serving of what runs trained."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Annotated, Any, NoReturn
 
 import tyro
 
+from gaudi_apps.serving.flags import LayoutFlags, ServeFlags
 from gaudi_datasets.arguments import is_switch_on
 from gaudi_datasets.commands.data_flags import Debug, subcommand
-from gaudi_datasets.errors import FlagError
+from gaudi_datasets.errors import FlagError, MissingExtraError
 from gaudi_datasets.flags import parse_flags
 from gaudi_ops.program import run_program, say
 
@@ -110,7 +111,42 @@ class Demo:
         return commands
 
 
-_COMMANDS = subcommand(Report, "report") | subcommand(Compare, "compare") | subcommand(Demo, "demo")
+@dataclass(frozen=True)
+class Serve(ServeFlags):
+    """Serve a trained detector or classifier over HTTP, until SIGTERM or Ctrl-C."""
+
+    def run(self) -> None:
+        """Run the command."""
+        try:
+            from gaudi_apps.serving.server import run_server
+        except ImportError as error:
+            name = (error.name or "").partition(".")[0]
+            if name not in ("prometheus_client", "tornado"):
+                raise
+            raise MissingExtraError(
+                f"serve: {name} is not installed", remedy="pip install 'gaudi-apps[serve]'"
+            ) from None
+        run_server(self)
+
+
+@dataclass(frozen=True)
+class Layout(LayoutFlags):
+    """Lay out an export as TensorFlow Serving or Triton takes it, with the configuration."""
+
+    def run(self) -> None:
+        """Run the command."""
+        from gaudi_apps.serving.layouts import write_layout
+
+        say(*write_layout(self))
+
+
+_COMMANDS = (
+    subcommand(Report, "report")
+    | subcommand(Compare, "compare")
+    | subcommand(Demo, "demo")
+    | subcommand(Serve, "serve")
+    | subcommand(Layout, "layout")
+)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -122,7 +158,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def parse_arguments(argv: Sequence[str]) -> Any:
     """Return the command that arguments ask for; see `gaudi_datasets.flags.parse_flags` for what is raised."""
     return parse_flags(
-        _COMMANDS, argv, prog=PROGRAM, description="Write pages about runs, compare runs, or show a demonstration."
+        _COMMANDS,
+        argv,
+        prog=PROGRAM,
+        description="Write pages about runs, compare and serve them, or show a demonstration.",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,18 +20,20 @@ from gaudi_apps.detection.data import (
     read_architecture,
 )
 from gaudi_apps.detection.detections import read_categories
-from gaudi_apps.detection.exported_detector import OpenedDetector, choose_export, open_detector
+from gaudi_apps.detection.exported_detector import OpenedDetector, make_export_preprocessor, open_detector
 from gaudi_apps.detection.plan import fit_choices, make_plan
+from gaudi_apps.inference.exported_models import CheckedExport, choose_export, open_model
 from gaudi_apps.runtime.errors import warn
 from gaudi_apps.runtime.settings import Distribution, RunSettings, make_device_settings
 from gaudi_apps.runtime.tensorflow import TensorFlow
 from gaudi_apps.training.application import Application, ReduceStatistics, Restored
-from gaudi_apps.training.checkpoint import ModelConfig, load_chosen
+from gaudi_apps.training.checkpoint import BEST, CHECKPOINTS, Checkpoint, ModelConfig, load_chosen
 from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.recipe import NO_RECIPE, Length, Recipe, describe_found
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
 from gaudi_datasets.errors import FlagError
-from gaudi_distributed import Communicator
+from gaudi_distributed import Communicator, SingleProcess
+from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_apps.detection.evaluator import DetectionEvaluator
@@ -181,15 +184,41 @@ class SSDApplication(Application):
 
     def predict_exported(self) -> bool:
         """Detect on the user's images and videos by an export of the checkpoint that is used, as --runtime says."""
-        if self.config.run.runtime == "tensorflow":
-            return False
-        folder = self.settings.model_dir
-        which = self.find_used_checkpoint()
-        checkpoint = load_chosen(folder, which, warn)
-        export = choose_export(folder, checkpoint.sha256, self.config.run.runtime, which)
+        export, _ = self._choose_export()
         if export is not None:
-            self._predict(partial(open_detector, export))
+            self._predict(partial(open_detector, export, self.settings.device.runtime_threads))
         return export is not None
+
+    def evaluate_exported(self) -> bool:
+        """Evaluate an export of the checkpoint that is used, as --runtime says, and write what eval writes."""
+        export, checkpoint = self._choose_export()
+        if export is None or checkpoint is None:
+            return False
+        from gaudi_apps.inference.report_page import write_report
+        from gaudi_apps.training.run_dir import RunFolder
+
+        folder = self.settings.model_dir
+        evaluator = self.open_evaluator(
+            RunFolder(folder, (CHECKPOINTS, BEST)), checkpoint.model_config, SingleProcess()
+        )
+        if (source := self.open_test_source()) is not None:
+            evaluator.use_source(source, "test")
+        prepare = make_export_preprocessor(int(export.manifest["image_size"])).from_encoded
+        model = open_model(export, prepare, self.settings.device.runtime_threads)
+        evaluator.report_exported(model, checkpoint.step, export.folder.name)
+        say(f"report: {write_report(folder)}")
+        return True
+
+    def _choose_export(self) -> tuple[CheckedExport | None, Checkpoint | None]:
+        """Choose the export that --runtime asks for, and load its checkpoint; no export: the network is used."""
+        runtime = self.config.run.runtime
+        if runtime == "tensorflow":
+            return None, None
+        folder, which = self.settings.model_dir, self.find_used_checkpoint()
+        checkpoint = load_chosen(folder, which, warn)
+        if (export := choose_export(folder, checkpoint.sha256, runtime, which)) is None:
+            self.settings = replace(self.settings, checkpoint=which)  # which eval uses, too
+        return export, checkpoint
 
     def _predict(self, open_network: Callable[[], OpenedDetector]) -> None:
         from gaudi_apps.detection.outputs import predict_by_flags
@@ -199,7 +228,8 @@ class SSDApplication(Application):
     def export(self, restore: Callable[[], Restored]) -> None:
         """Export the detector, checked on images of the user's or of validation, and scored on all of validation."""
         from gaudi_apps.detection.detector import run_export
-        from gaudi_apps.inference.exporter import choose_images, make_request, report_exports
+        from gaudi_apps.inference.export_table import report_exports
+        from gaudi_apps.inference.exporter import choose_images, make_request
         from gaudi_apps.inference.report_page import renew_report
 
         use, run = self.config.use, self.config.run

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 COCO_TRAIN_IMAGES, COCO_CLASSES = 117266, 80
 
 SaveFlag: TypeAlias = Literal["images", "json", "txt", "csv", "crops"]
-RuntimeFlag: TypeAlias = Literal["tensorflow", "auto", "openvino", "onnxruntime"]
 TileFlag: TypeAlias = Literal["off", "auto"] | int
 SMALLEST_TILE = 64
 # Of the two programs that train detectors.
@@ -83,9 +82,9 @@ class RunFlags(flags.TensorFlowRunFlags):
     checkpoint: str | None = None
     """Checkpoint to use for eval, predict, export and parity: newest, best, a step, or, for eval, all, in the order of
     steps; by default all for eval, best for predict and export of a run by --data, otherwise newest."""
-    runtime: Annotated[RuntimeFlag, resume_safe(per_command=True)] = "tensorflow"
-    """Runtime of --mode predict: the network in TensorFlow, or the fastest export in export/ of --model_dir that
-    was evaluated for the same checkpoint, without TensorFlow; auto: the fastest of all that is installed."""
+    runtime: Annotated[flags.RuntimeFlag, resume_safe(per_command=True)] = "tensorflow"
+    """Runtime of --mode predict and eval: the network in TensorFlow, or the fastest export in export/ of --model_dir
+    that was evaluated for the same checkpoint, without TensorFlow; auto: the fastest of all that is installed."""
     epochs: Annotated[float, arg(aliases=["-e"])] = 50.0
     steps: Annotated[int, arg(aliases=["-s"])] = 0
 
@@ -228,8 +227,11 @@ def find_mode(config: SSDConfig) -> Mode:
 
 
 def find_checkpoint(run: RunFlags) -> str | None:
-    """Return which checkpoint is taken: as the flag says, else as in the original, whose eval scores all."""
-    return run.checkpoint or ("all" if run.mode == "eval" else None)
+    """Return which checkpoint is taken: as the flag says, else as in the original, whose eval scores all.
+
+    An export is of one checkpoint, so with --runtime eval takes that of predict.
+    """
+    return run.checkpoint or ("all" if run.mode == "eval" and run.runtime == "tensorflow" else None)
 
 
 def validate(config: SSDConfig) -> None:
@@ -247,11 +249,7 @@ def validate(config: SSDConfig) -> None:
     _check_options(run, config)
     check_modes(config, run.mode, checkpoint=find_checkpoint(run), steps=run.steps, steps_flag="--steps")
     check_use(config.use, run.mode)
-    if run.runtime != "tensorflow" and run.mode != "predict":
-        raise FlagError(f"--runtime {run.runtime}: is for --mode predict; mode is {run.mode}", flag="--runtime")
-    if run.runtime in ("openvino", "onnxruntime") and config.device.device not in ("auto", "cpu"):
-        given = f"--device {config.device.device}"
-        raise FlagError(f"{given}: --runtime {run.runtime} computes on the CPU", flag="--device", remedy="leave it out")
+    _check_runtime(run, config)
     report = config.report
     if not report.eval_epochs and (report.target or report.patience):
         no_images = config.recipe.data is not None and report.no_evaluate
@@ -265,6 +263,26 @@ def validate(config: SSDConfig) -> None:
             "--eval_epochs: needs records with a truth; random and static batches have none", flag="--eval_epochs"
         )
     parse_step_range(config.report.profile)
+
+
+def _check_runtime(run: RunFlags, config: SSDConfig) -> None:
+    """Check that an export can do what is asked for: it is of one checkpoint, and computes on the CPU, in a process."""
+    if run.runtime == "tensorflow":
+        return
+    given = f"--runtime {run.runtime}"
+    if run.mode not in ("predict", "eval"):
+        raise FlagError(f"{given}: is for --mode predict and eval; mode is {run.mode}", flag="--runtime")
+    if run.checkpoint == "all":
+        raise FlagError(
+            f"--checkpoint all: an export is of one checkpoint, and {given} uses one",
+            flag="--checkpoint",
+            remedy="name a checkpoint, or leave out --runtime",
+        )
+    if config.distribution.has_engine:
+        raise FlagError(f"{given}: is for one process", flag="--runtime", remedy="leave out the flags of several")
+    if run.runtime != "auto" and config.device.device not in ("auto", "cpu"):
+        device = f"--device {config.device.device}"
+        raise FlagError(f"{device}: {given} computes on the CPU", flag="--device", remedy="leave it out")
 
 
 def check_use(use: ImageFlags, mode: str) -> None:

@@ -18,11 +18,11 @@ import tensorflow as tf
 
 from gaudi_apps.detection.detections import ObjectDetections as ObjectDetections
 from gaudi_apps.detection.detections import Refinement
-from gaudi_apps.detection.exported_detector import CheckedExport, find_export, open_detector
+from gaudi_apps.detection.exported_detector import open_detector
 from gaudi_apps.inference.converters import TOLERANCE, Agreement, ExportedNetwork, to_float32
-from gaudi_apps.inference.exported_models import Arrays
+from gaudi_apps.inference.exported_models import Arrays, CheckedExport, find_export
 from gaudi_apps.inference.exporter import Export, ExportRequest, list_kinds, require_possible, write_exports
-from gaudi_apps.inference.media import Images, InputImage, Preprocessor, predict_images
+from gaudi_apps.inference.media import ImageInput, Images, InputImage, Preprocessor, predict_images, read_given
 from gaudi_apps.inference.predictor import assign_all, read_trained
 from gaudi_apps.training.keras_task import Batch, KerasTask
 from gaudi_datasets.detection.coco import Category
@@ -35,11 +35,11 @@ from gaudi_models.ssd import build_ssd, freeze_backbone
 from gaudi_models.weights import WeightsMetadata
 from gaudi_ops import SSD300, SSD_SPECS
 from gaudi_ops.tf import MomentumSGD, decode_boxes, non_max_suppression, ssd_loss
+from gaudi_ops.tf.detection import suppress_by_overlaps
 from gaudi_ops.tf.losses import Implementation
 
 if TYPE_CHECKING:
-    from gaudi_apps.cli.flags import ExportFormat
-    from gaudi_apps.detection.config import RuntimeFlag
+    from gaudi_apps.cli.flags import ExportFormat, RuntimeFlag
     from gaudi_apps.training.application import ReduceStatistics
 
 MOMENTUM = 0.9
@@ -219,6 +219,10 @@ class Detector:
         run = partial(self._predict_batch, refinement=refinement, score_threshold=score_threshold)
         return predict_images(images, prepare, batch_size, run)
 
+    def prepare(self, image: ImageInput) -> InputImage:
+        """Decode and resize one image, in any thread; `predict` takes the result, and raises no error for it."""
+        return next(read_given(image, self._prepare))
+
     def _predict_batch(
         self, batch: Sequence[InputImage], *, refinement: Refinement, score_threshold: float
     ) -> list[ObjectDetections]:
@@ -304,13 +308,14 @@ def detect_combined_nms(model: Any, images: Any) -> tuple[Any, Any, Any]:
     return tf.clip_by_value(found.nmsed_boxes, 0.0, 1.0), labels, found.nmsed_scores
 
 
-def find_raw(model: Any, images: Any) -> tuple[Any, Any]:
-    """Compute boxes [batch, n, 4] (y0, x0, y1, x1 in 0..1) and scores [batch, n, classes], background first.
-
-    n is 8732 with images of 300 pixels, and 24564 with 512.
-    """
+def detect_by_builtins(model: Any, images: Any) -> tuple[Any, Any, Any]:
+    """Detect as `find_boxes` does, by operations that TensorFlow Lite has."""
     logits, offsets = model(images, training=False)
-    return tf.clip_by_value(_decode(offsets), 0.0, 1.0), tf.nn.softmax(logits)
+    options = {"score_threshold": SCORE_THRESHOLD, "iou_threshold": IOU_THRESHOLD}
+    boxes, labels, scores = suppress_by_overlaps(
+        _decode(offsets), tf.nn.softmax(logits), **options, max_detections=DETECTIONS_PER_IMAGE
+    )
+    return tf.clip_by_value(boxes, 0.0, 1.0), labels, scores
 
 
 def _decode(offsets: Any) -> Any:
@@ -369,10 +374,8 @@ class DetectorExport(ExportedNetwork):
     ``class_names`` returns ``class_names`` string [classes] and ``category_ids`` int64 [classes]; label l is entry
     l - 1.
 
-    TensorFlow Lite has no suppression. Its model takes images resized bilinearly, and returns ``boxes_yxyx`` float32
-    [batch, 8732, 4] in 0..1 and ``scores`` float32 [batch, 8732, classes] whose column 0 is background;
-    `gaudi_ops.non_max_suppression` makes detections of the rows of an image. Of images of 512 pixels, rows are 24564.
-    OpenVINO takes images resized like these, and returns what ONNX does.
+    So has a model of TensorFlow Lite, of built-in operations alone. It takes images resized bilinearly, and returns
+    what a SavedModel does. OpenVINO takes images resized like these, and returns what ONNX does.
 
     Args:
         model: from `gaudi_models.ssd.build_ssd`, in float32.
@@ -420,9 +423,10 @@ class DetectorExport(ExportedNetwork):
         return dict(zip(FIELDS, detect_combined_nms(self.model, images), strict=True))
 
     def compute_tflite(self, images: Any) -> dict[str, Any]:
-        """Return boxes and scores without suppression."""
-        boxes, scores = find_raw(self.model, images)
-        return {"boxes_yxyx": boxes, "scores": scores}
+        """Detect by the operations of TensorFlow Lite, and count the detections."""
+        boxes, labels, scores = detect_by_builtins(self.model, images)
+        count = tf.reduce_sum(tf.cast(labels > 0, tf.int32), axis=1)
+        return {"boxes_yxyx": boxes, "labels": labels, "scores": scores, "num_detections": count}
 
     def list_classes(self) -> list[dict[str, Any]]:
         """List label, category id and name of each class."""
@@ -434,11 +438,8 @@ class DetectorExport(ExportedNetwork):
         return {"class_names": tf.constant([category.name for category in self._categories]), "category_ids": ids}
 
     def compare(self, reference: Arrays, found: Arrays) -> Agreement:
-        """Compare detections, or rows of boxes and scores where nothing was suppressed."""
-        if "labels" in found:
-            return compare_detections(*(DetectionArrays(*(one[name] for name in FIELDS)) for one in (reference, found)))
-        names = ("boxes_yxyx", "scores")
-        return compare_rows([reference[name] for name in names], [found[name] for name in names])
+        """Compare detections."""
+        return compare_detections(*(DetectionArrays(*(one[name] for name in FIELDS)) for one in (reference, found)))
 
 
 class DetectionArrays(NamedTuple):
@@ -470,15 +471,6 @@ def compare_detections(reference: DetectionArrays, found: DetectionArrays) -> Ag
             differences += _match_detections(one, other, image)
     boxes, scores = np.max(differences, axis=0).tolist()
     return Agreement({"box_difference": boxes, "score_difference": scores}, len(differences) - 1)
-
-
-def compare_rows(reference: Sequence[npt.NDArray[Any]], found: Sequence[npt.NDArray[Any]]) -> Agreement:
-    """Compare boxes [batch, n, 4] and scores [batch, n, classes] row by row."""
-    boxes, scores = (
-        float(np.abs(one - other).max()) if one.shape == other.shape else np.inf
-        for one, other in zip(reference, found, strict=True)
-    )
-    return Agreement({"box_difference": boxes, "score_difference": scores}, reference[0][..., 0].size)
 
 
 def _match_detections(one: DetectionArrays, other: DetectionArrays, image: int) -> Iterator[tuple[float, float]]:

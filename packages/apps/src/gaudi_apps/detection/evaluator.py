@@ -36,7 +36,6 @@ from gaudi_datasets.output_files import write_json
 from gaudi_datasets.program import count_things, make_console
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import Communicator
-from gaudi_ops import non_max_suppression
 from gaudi_ops.program import say
 
 Detection = dict[str, Any]
@@ -46,7 +45,6 @@ EVALUATION, DETECTIONS, IMAGES = "evaluation.json", "detections.json", "pictures
 NUM_IMAGES = 8  # drawn after an evaluation
 NUM_WORST = 24  # in the report
 DRAWN_SCORE = 0.3
-DETECTIONS_PER_IMAGE = 200  # as gaudi_apps.detection.detector has it, without TensorFlow
 
 
 class DetectionEvaluator(Evaluator[Scored]):
@@ -99,15 +97,8 @@ class DetectionEvaluator(Evaluator[Scored]):
         return {**columns, "boxes": boxes, "labels": labels, "scores": scores}
 
     def read_outputs(self, outputs: Arrays, example: DetectionExample) -> Columns:
-        """Return the detections in an image; those of a model without suppression are suppressed here."""
-        if "labels" in outputs:
-            columns = {name: outputs[name] for name in ("labels", "scores")} | {"boxes": outputs["boxes_yxyx"]}
-        else:
-            rows = non_max_suppression(outputs["boxes_yxyx"][0], outputs["scores"][0])
-            columns = {}
-            for name, values in zip(("boxes", "labels", "scores"), rows, strict=True):
-                columns[name] = np.zeros((1, DETECTIONS_PER_IMAGE, *values.shape[1:]), values.dtype)
-                columns[name][0, : len(values)] = values
+        """Return the detections in an image."""
+        columns = {name: outputs[name] for name in ("labels", "scores")} | {"boxes": outputs["boxes_yxyx"]}
         image_ids, sizes = np.array([example.image_id]), np.array([[example.height, example.width]], np.int32)
         return {"image_ids": image_ids, "sizes": sizes, **columns}
 
@@ -145,7 +136,8 @@ class DetectionEvaluator(Evaluator[Scored]):
         scores, detections = result
         model_dir = self._folder.folder
         write_json(model_dir / DETECTIONS, detections)
-        write_evaluation(model_dir / EVALUATION, scores, step=step, split=self.split)
+        named = {"export": self.export} if self.export else {}
+        write_evaluation(model_dir / EVALUATION, scores, step=step, split=self.split, **named)
         images = TruthImages(self._source, self._truth, detections, self._max_boxes)
         drawn = images.draw_comparisons(model_dir / IMAGES, scores.images)
         image_ids = [image["id"] for image in self._truth["images"][: scores.images]]

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from gaudi_apps.runtime.errors import ExportError
@@ -183,7 +182,7 @@ def write_saved_model(network: ExportedNetwork, path: Path) -> None:
     def compute_pixels(images: Any) -> dict[str, Any]:
         return network.compute(network.prepare_pixels(images))
 
-    owner = _own_variables(network.model)
+    owner = own_variables(network.model)
     owner.classes_file = tf.saved_model.Asset(str(classes_file))
     signatures = {
         "serving_default": tf.function(compute_encoded, input_signature=[ENCODED], autograph=False),
@@ -251,34 +250,7 @@ def require_onnx(wanted: str = "onnx") -> None:
             ) from error
 
 
-def write_tflite(network: ExportedNetwork, path: Path, *, halves: bool = False) -> None:
-    """Write a TensorFlow Lite model of built-in operations.
-
-    Input ``images`` float32 [batch, side, side, 3], RGB in 0..255; the batch size is 1 unless the interpreter resizes
-    it.
-
-    Args:
-        network: to export.
-        path: of the file.
-        halves: store the weights in 16 bits; without a delegate for them they are computed with in float32.
-    """
-
-    def compute(images: Any) -> dict[str, Any]:
-        return network.compute_tflite(network.normalize(images))
-
-    side = network.image_size
-    signature = tf.TensorSpec([None, side, side, 3], tf.float32, name="images")
-    traced = tf.function(compute, input_signature=[signature], autograph=False)
-    owner = _own_variables(network.model)
-    converter = tf.lite.TFLiteConverter.from_concrete_functions([traced.get_concrete_function()], owner)
-    if halves:
-        converter.optimizations, converter.target_spec.supported_types = [tf.lite.Optimize.DEFAULT], [tf.float16]
-    with hold_stderr():
-        content = converter.convert()
-    write_file(path, content)
-
-
-def _own_variables(model: Any) -> Any:
+def own_variables(model: Any) -> Any:
     """Make a module of the variables alone: of a Keras model, every layer's own functions would be exported."""
     owner = tf.Module()
     owner.weights = list(model.variables)
@@ -340,25 +312,23 @@ def run_signatures(saved_model: str, result: str, *files: str) -> None:
         sys.exit(f"imported {', '.join(ours)}")
 
 
-def run_onnx(path: Path, encoded_images: Sequence[bytes]) -> Arrays:
-    """Run an ONNX model on the pixels of one image after the other."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    outputs = [session.run(names, {"images": decode_pixels(encoded)[np.newaxis]}) for encoded in encoded_images]
-    return {name: np.concatenate(values) for name, *values in zip(names, *outputs, strict=True)}
-
-
 def run_exported(model: ExportedModel, encoded_images: Sequence[bytes]) -> Arrays:
     """Run an exported model on encoded images, in one batch."""
     return model.compute([model.prepare(encoded) for encoded in encoded_images])
 
 
-def run_tflite(path: Path, images: npt.NDArray[np.float32]) -> Arrays:
-    """Run a TensorFlow Lite model on a batch."""
-    outputs: Arrays = tf.lite.Interpreter(model_path=str(path)).get_signature_runner()(images=images)
-    return outputs
+@contextlib.contextmanager
+def whole_float32() -> Iterator[None]:
+    """Compute in float32 as the processor does, also on a GPU, whose TF32 keeps 10 of 23 bits of a factor.
+
+    An export is run on the processor, and a bit of a score can decide which of two boxes is kept.
+    """
+    shortens = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    try:
+        yield
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(shortens)
 
 
 def decode_pixels(encoded: bytes) -> Any:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from gaudi_apps.inference.exported_models import name_processor
 from gaudi_apps.runtime.errors import broadcast_from_rank0
 from gaudi_apps.training.run_dir import RunFolder, describe_data
 from gaudi_apps.training.trainer import Score
@@ -35,7 +36,7 @@ MEASURED_BATCHES = 5  # with the first one, which is compiled
 
 @dataclass(frozen=True)
 class ExportScore:
-    """The metric of an exported model, and its speed without decoding and resizing.
+    """The metric of an exported model, and its speed without decoding and resizing, unless it includes them.
 
     Attributes:
         metric: name of the metric that training is to raise.
@@ -47,6 +48,10 @@ class ExportScore:
         seconds: for each image by itself.
         batch: images of a batch.
         batch_seconds: median for such a batch.
+        runtime: that computed, such as ``"openvino"``.
+        device: that it used, ``"CPU"`` or ``"GPU"``.
+        threads: of the CPU that computed.
+        included: what else was timed, such as decoding.
     """
 
     metric: str
@@ -58,6 +63,10 @@ class ExportScore:
     seconds: Sequence[float]
     batch: int
     batch_seconds: float
+    runtime: str = "tensorflow"
+    device: str = "CPU"
+    threads: int = 1
+    included: Sequence[str] = ()
 
     def to_document(self, reference: ExportScore) -> dict[str, Any]:
         """Return what export.json says of it beside the network: JSON values by name."""
@@ -78,6 +87,13 @@ class ExportScore:
                 "of_network": len(reference.seconds) / sum(reference.seconds),
                 "latency_ms": {"p50": p50, "p99": p99},
                 "processors": len(os.sched_getaffinity(0)),
+                "processor": name_processor(),
+                "runtime": self.runtime,
+                "device": self.device,
+                "threads": self.threads,
+                "network_device": reference.device,
+                "network_threads": reference.threads,
+                "included": list(self.included),
             },
         }
 
@@ -95,6 +111,7 @@ class Evaluator(ABC, Generic[Result]):
     Attributes:
         split: name of the images, in what is written.
         metric: name of the metric that training is to raise, among those of a `Score`.
+        export: name of the export that is evaluated, in what is written; empty: the network is.
         show: shows how many of this rank's images are evaluated, and their number; None: nobody does.
 
     Raises:
@@ -119,7 +136,7 @@ class Evaluator(ABC, Generic[Result]):
         self._network: tuple[Any, Any] | None = None  # a task, and what is made of its model
         self._latest: tuple[int, Result | None] | None = None
         self._begin: Callable[[str], None] = lambda phase: None
-        self.split = "val"
+        self.split, self.export = "val", ""
         self.show: Callable[[int, int], None] | None = None if communicator.rank else ProgressLine("evaluating")
 
     def watch(self, begin: Callable[[str], None]) -> None:
@@ -209,25 +226,49 @@ class Evaluator(ABC, Generic[Result]):
 
     def score_exported(self, model: ExportedModel) -> ExportScore:
         """Evaluate an exported model in this process alone, image by image as they are stored, and time it."""
-        found, seconds, first = [], [], []
-        for position in range(self._total):
+        columns, seconds = self.run_exported(model)
+        score = self.summarize(self.compute(columns))
+        first = [model.prepare(self._source.read(place).encoded) for place in range(min(TIMED_BATCH, self._total))]
+        batch = [first[place % len(first)] for place in range(TIMED_BATCH)]
+        total, repeats = len(self._source), _time(lambda: model.compute(batch))
+        figures = self.metric, score.value, score.figures, self.split, self._total, total
+        computed = model.runtime, model.device, model.threads, model.included
+        return ExportScore(*figures, seconds, TIMED_BATCH, float(np.median(repeats)), *computed)
+
+    def measure_exported(self, model: ExportedModel, positions: Sequence[int]) -> float:
+        """Return the metric of an exported model on some images, by their positions among those of the evaluation."""
+        return self.summarize(self.compute(self.run_exported(model, positions, shows=False)[0])).value
+
+    def report_exported(self, model: ExportedModel, step: int, export: str) -> Score:
+        """Evaluate an exported model of a step, and print and write the metrics as `report` does, with its name."""
+        self.export = export
+        result = self.compute(self.run_exported(model)[0])
+        self.write(result, step)
+        return self.summarize(result)
+
+    def run_exported(
+        self, model: ExportedModel, positions: Sequence[int] | None = None, *, shows: bool = True
+    ) -> tuple[Columns, list[float]]:
+        """Use an exported model on images one by one, all by default; return the predictions, and seconds of each."""
+        chosen = range(self._total) if positions is None else positions
+        found, seconds = [], []
+        for done, position in enumerate(chosen):
             example = self._source.read(position)
             given = model.prepare(example.encoded)
-            if position < TIMED_BATCH:
-                first.append(given)
-            if not position:
+            if not done:
                 model.compute([given])  # which compiles
             began = time.perf_counter()
             outputs = model.compute([given])
             seconds.append(time.perf_counter() - began)
             found.append(self.read_outputs(outputs, example))
-            if self.show is not None:
-                self.show(position + 1, self._total)
-        batch = [first[place % len(first)] for place in range(TIMED_BATCH)]
-        score = self.summarize(self.compute(_concatenate(found)))
-        total, repeats = len(self._source), _time(lambda: model.compute(batch))
-        figures = self.metric, score.value, score.figures, self.split, self._total, total
-        return ExportScore(*figures, seconds, TIMED_BATCH, float(np.median(repeats)))
+            if shows and self.show is not None:
+                self.show(done + 1, len(chosen))
+        return _concatenate(found), seconds
+
+    def read_encoded(self, position: int) -> bytes:
+        """Read an image of the evaluation as it is stored, JPEG or PNG."""
+        encoded: bytes = self._source.read(position).encoded
+        return encoded
 
     def join(self, parts: Sequence[Columns]) -> Result:
         """Compute the result of the parts of all ranks, each from `evaluate`.

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.table import Table
 
+from gaudi_apps.inference.exported_models import read_manifest
 from gaudi_datasets.program import count_things, make_console
-from gaudi_ops.files import read_text
 from gaudi_ops.program import say
 
-FOLDER, MANIFEST = "export", "export.json"
-FORMAT, MAX_BYTES = "gaudi-apps export", 2**24
+if TYPE_CHECKING:
+    from gaudi_apps.inference.converters import Agreement
+    from gaudi_apps.inference.exporter import Export
 
 
 class ExportTable(NamedTuple):
@@ -30,6 +31,22 @@ class ExportTable(NamedTuple):
     note: str
 
 
+def report_exports(exports: Mapping[Path, Export], images: int) -> None:
+    """Print what was compared on a number of images, and the table of what was measured."""
+    for path, export in exports.items():
+        say(describe_export(path, images, export.agreement))
+    print_exports([read_manifest(path) for path in exports])
+
+
+def describe_export(path: Path, images: int, agreement: Agreement) -> str:
+    """Describe the comparison of an export on a number of images in one line."""
+    checked = count_things(images, "image")
+    if not agreement.compared:
+        return f"{path}: nothing was detected on {checked} to compare; check it on other images"
+    relation = "agree with" if agreement.is_close else "compared with those of"
+    return f"{path}: {agreement.compared} outputs on {checked} {relation} the network ({agreement})"
+
+
 def print_exports(manifests: list[dict[str, Any]]) -> None:
     """Print the table of exports that were evaluated, if any was."""
     table = tabulate(manifests)
@@ -44,28 +61,8 @@ def print_exports(manifests: list[dict[str, Any]]) -> None:
     say(table.note)
 
 
-def list_manifests(model_dir: Path) -> list[dict[str, Any]]:
-    """List the export.json of the exports in the folder of a run; those that cannot be read are told and left out."""
-    found = []
-    for path in sorted((model_dir / FOLDER).glob(f"*/{MANIFEST}")):
-        try:
-            manifest = read_manifest(path.parent)
-        except (OSError, ValueError):
-            say(f"{path}: cannot be read, so this export is left out", error=True)
-            continue
-        if isinstance(manifest, dict) and manifest.get("format") == FORMAT:
-            found.append(manifest)
-    return found
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the export.json of an export."""
-    manifest: dict[str, Any] = json.loads(read_text(folder / MANIFEST, limit=MAX_BYTES))
-    return manifest
-
-
 def tabulate(manifests: list[dict[str, Any]]) -> ExportTable | None:
-    """Make the table of exports that were evaluated; None where none was.
+    """Make the table of exports that were evaluated, with those that this processor cannot; None where none was.
 
     Raises:
         KeyError, TypeError: a manifest is not as expected.
@@ -73,17 +70,34 @@ def tabulate(manifests: list[dict[str, Any]]) -> ExportTable | None:
     scored = [one for one in manifests if "evaluation" in one and "speed" in one]
     if not scored:
         return None
-    found = scored[0]["evaluation"]
-    metric = str(found["metric"])
-    headings = ["export", "precision", "MB", "images/s at 1", "at 16", "p50 ms", "p99 ms", metric, f"{metric} lost"]
-    rows = []
-    for one in scored:
-        evaluation, speed = one["evaluation"], one["speed"]
-        rates, latency = speed["images_per_second"], speed["latency_ms"]
-        size = f"{one['bytes'] / 1e6:.1f}"
-        times = [f"{rates['1']:.1f}", f"{rates['16']:.1f}", f"{latency['p50']:.1f}", f"{latency['p99']:.1f}"]
-        values = [f"{evaluation[metric]:.4f}", f"{evaluation['lost']:.4f}"]
-        rows.append([str(one["kind"]), str(one["precision"]), size, *times, *values])
-    processors = count_things(int(scored[0]["speed"]["processors"]), "processor")
-    images = f"{found['images']} of {found['images_total']} {found['split']} images"
-    return ExportTable(headings, rows, f"on {images}; speed without decoding and resizing, by {processors}")
+    metric = str(scored[0]["evaluation"]["metric"])
+    headings = ["export", "precision", "step", "MB", "images/s at 1", "at 16", "p50 ms", "p99 ms", "timed with"]
+    headings += [metric, f"{metric} lost", "images"]
+    rows = [_make_row(one, metric) for one in manifests if one in scored or "not_evaluated" in one]
+    machines = sorted({_describe_machine(one["speed"]) for one in scored})
+    note = f"speed without decoding and resizing, unless it says so, by {'; '.join(machines)}"
+    hindered = sorted({str(one["not_evaluated"]) for one in manifests if "not_evaluated" in one})
+    return ExportTable(headings, rows, "; ".join([note, *(f"-: {reason}" for reason in hindered)]))
+
+
+def _make_row(manifest: dict[str, Any], metric: str) -> list[str]:
+    """Make the row of an export, with dashes for what was not measured, or is of another metric."""
+    kind = [str(manifest["kind"]), str(manifest["precision"]), str(manifest.get("step", "-"))]
+    kind.append(f"{manifest['bytes'] / 1e6:.1f}")
+    if "not_evaluated" in manifest:
+        return [*kind, *["-"] * 8]
+    evaluation, speed = manifest["evaluation"], manifest["speed"]
+    rates, latency = speed["images_per_second"], speed["latency_ms"]
+    times = [f"{rates['1']:.1f}", f"{rates['16']:.1f}", f"{latency['p50']:.1f}", f"{latency['p99']:.1f}"]
+    included = " and ".join(speed.get("included", ())) or "-"
+    values = [f"{evaluation[metric]:.4f}", f"{evaluation['lost']:.4f}"]
+    images = f"{evaluation['images']} of {evaluation['images_total']} {evaluation['split']}"
+    return [*kind, *times, included, *values, images]
+
+
+def _describe_machine(speed: dict[str, Any]) -> str:
+    """Describe what computed: the processor, the threads, and a device that is not the CPU."""
+    threads = count_things(int(speed.get("threads", speed["processors"])), "thread")
+    device = str(speed.get("device", "CPU"))
+    name = str(speed.get("processor") or "an unknown processor")
+    return f"{threads} of {name}" if device == "CPU" else f"{device} and {threads} of {name}"

@@ -1,22 +1,35 @@
-"""Run exported models, each by the library that its format is for; only TensorFlow's own formats import TensorFlow."""
+"""Run exported models, each by the library that its format is for, and choose among those of a run.
+
+Only a SavedModel imports TensorFlow.
+
+TensorFlow Lite is run by LiteRT, or by TensorFlow's own interpreter where LiteRT is not installed.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from importlib import util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_datasets.errors import DataError, MissingExtraError
-from gaudi_ops.files import read_file
+from gaudi_apps.training.checkpoint import BEST, find_run_checkpoint, load_checkpoint
+from gaudi_datasets.errors import DataError, MissingExtraError, MissingInputError
+from gaudi_datasets.program import count_things
+from gaudi_distributed.devices.machine import Machine, count_processors, gather_processor
+from gaudi_ops.files import read_file, read_text
+from gaudi_ops.program import say
 
 if TYPE_CHECKING:
-    from gaudi_apps.cli.flags import ExportFormat, ExportPrecision
+    from gaudi_apps.cli.flags import ExportFormat, ExportPrecision, RuntimeFlag
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 Prepare: TypeAlias = Callable[[bytes], Any]
@@ -24,7 +37,7 @@ Prepare: TypeAlias = Callable[[bytes], Any]
 EXPORT_PRECISIONS: Mapping[ExportFormat, Sequence[ExportPrecision]] = {
     "saved_model": ("fp32",),
     "onnx": ("fp32", "int8"),
-    "tflite": ("fp32", "fp16"),
+    "tflite": ("fp32", "fp16", "int8"),
     "openvino": ("fp32", "fp16", "bf16", "int8"),
     "safetensors": ("fp32",),
 }
@@ -35,6 +48,8 @@ MODEL_FILES: Mapping[str, str] = {
     "tflite": "model.tflite",
     "openvino": "model.xml",
 }
+FOLDER, MANIFEST = "export", "export.json"  # in the folder of a run, and in that of an export
+FORMAT, MAX_BYTES = "gaudi-apps export", 2**24
 # What OpenVINO computes in, by the precision of an export. It is no part of a file: without a hint, OpenVINO chooses by
 # the processor. 16 bits of fp16 are those of the weights in the file; a CPU computes with them in float32.
 OPENVINO_HINTS: Mapping[str, str] = {"fp32": "f32", "fp16": "f32", "bf16": "bf16", "int8": "f32"}
@@ -45,10 +60,21 @@ class ExportedModel(ABC):
 
     Args:
         prepare: makes an input of the bytes of a JPEG or PNG file.
+
+    Attributes:
+        runtime: name of the library that runs it.
+        device: that computes, ``"CPU"`` or ``"GPU"``.
+        threads: of the CPU that it computes by.
+        included: what else than the network is computed, and timed.
     """
 
-    def __init__(self, prepare: Prepare) -> None:
+    runtime: str = "tensorflow"
+    device: str = "CPU"
+    included: Sequence[str] = ()
+
+    def __init__(self, prepare: Prepare, threads: int = 0) -> None:
         self.prepare = prepare
+        self.threads = threads or count_processors()
 
     @abstractmethod
     def compute(self, inputs: Sequence[Any]) -> Arrays:
@@ -58,12 +84,14 @@ class ExportedModel(ABC):
 class OpenVINOModel(ExportedModel):
     """Run a model that OpenVINO has compiled; an input is a resized image float32 [side, side, 3], RGB in 0..255."""
 
-    def __init__(self, compiled: Any, prepare: Prepare) -> None:
-        super().__init__(prepare)
+    runtime = "openvino"
+
+    def __init__(self, compiled: Any, prepare: Prepare, threads: int = 0) -> None:
+        super().__init__(prepare, threads)
         self._compiled = compiled
 
     @classmethod
-    def open(cls, path: Path, prepare: Prepare, precision: ExportPrecision) -> OpenVINOModel:
+    def open(cls, path: Path, prepare: Prepare, precision: ExportPrecision, threads: int = 0) -> OpenVINOModel:
         """Compile ``model.xml`` for the CPU.
 
         Raises:
@@ -72,8 +100,9 @@ class OpenVINOModel(ExportedModel):
         """
         openvino = import_runtime("openvino")
         options = {"INFERENCE_PRECISION_HINT": OPENVINO_HINTS[precision], "PERFORMANCE_HINT": "LATENCY"}
+        options["INFERENCE_NUM_THREADS"] = str(threads or count_processors())
         try:
-            return cls(openvino.Core().compile_model(str(path), "CPU", options), prepare)
+            return cls(openvino.Core().compile_model(str(path), "CPU", options), prepare, threads)
         except RuntimeError as error:
             raise refuse_file(path, error) from None
 
@@ -84,69 +113,103 @@ class OpenVINOModel(ExportedModel):
 
 
 class OnnxModel(ExportedModel):
-    """Run ``model.onnx`` by ONNX Runtime; an input is an image [height, width, 3], RGB in 0..255, of any type.
+    """Run ``model.onnx`` by ONNX Runtime; an input is an image [height, width, 3], RGB in 0..255.
 
     The model takes uint8 and makes floats of it first, so floats are as good for it once that is written into its
     input: a resized image keeps the digits that rounding would take.
+
+    Args:
+        path: of the file.
+        prepare: see `ExportedModel`.
+        threads: likewise.
+        takes_floats: write float32 into the input; without it inputs are uint8, and the file is run as it is.
 
     Raises:
         MissingExtraError: ONNX or its runtime is not installed.
         DataError: the file is damaged.
     """
 
-    def __init__(self, path: Path, prepare: Prepare) -> None:
-        super().__init__(prepare)
+    runtime = "onnxruntime"
+
+    def __init__(self, path: Path, prepare: Prepare, threads: int = 0, *, takes_floats: bool = True) -> None:
+        super().__init__(prepare, threads)
         onnx, onnxruntime = import_runtime("onnx"), import_runtime("onnxruntime")
-        onnxruntime.set_default_logger_severity(3)
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level, options.intra_op_num_threads = 3, self.threads
         try:
-            model = onnx.load_model_from_string(read_file(path))
-            model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-            self._session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+            content = read_file(path)
+            if takes_floats:
+                model = onnx.load_model_from_string(content)
+                model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+                content = model.SerializeToString()
+            self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # of the parser of protobuf, and of ONNX Runtime, which have no common base
             raise refuse_file(path, error) from None
         self._names = [output.name for output in self._session.get_outputs()]
+        self._dtype = np.float32 if takes_floats else np.uint8
 
     def compute(self, inputs: Sequence[Any]) -> Arrays:
         """Compute images of one size at once, and others one by one."""
         is_even = len({one.shape for one in inputs}) == 1
         batches = [np.stack(inputs)] if is_even else [one[np.newaxis] for one in inputs]
-        parts = [self._session.run(self._names, {"images": batch.astype(np.float32)}) for batch in batches]
+        parts = [self._session.run(self._names, {"images": batch.astype(self._dtype)}) for batch in batches]
         return {name: np.concatenate(values) for name, *values in zip(self._names, *parts, strict=True)}
 
 
 class TFLiteModel(ExportedModel):
-    """Run ``model.tflite``; an input is a resized image float32 [side, side, 3], RGB in 0..255."""
+    """Run ``model.tflite``; an input is a resized image float32 [side, side, 3], RGB in 0..255.
 
-    def __init__(self, path: Path, prepare: Prepare) -> None:
-        super().__init__(prepare)
-        import tensorflow as tf
+    Raises:
+        MissingExtraError: neither LiteRT nor TensorFlow is installed.
+        DataError: the file is damaged.
+    """
 
-        self._run = tf.lite.Interpreter(model_path=str(path)).get_signature_runner()
+    def __init__(self, path: Path, prepare: Prepare, threads: int = 0) -> None:
+        super().__init__(prepare, threads)
+        self.runtime, interpreter = _find_interpreter()
+        try:
+            opened = interpreter(model_content=read_file(path), num_threads=self.threads)
+            self._run = opened.get_signature_runner()
+        except (RuntimeError, ValueError) as error:
+            raise refuse_file(path, error) from None
 
     def compute(self, inputs: Sequence[Any]) -> Arrays:
         """Compute a batch at once."""
-        found: Arrays = self._run(images=np.stack(inputs))
+        found: Arrays = self._run(images=np.stack(inputs).astype(np.float32, copy=False))
         return found
+
+
+def _find_interpreter() -> tuple[str, Any]:
+    """Return the name and the interpreter of LiteRT, or those of TensorFlow where LiteRT is not installed."""
+    try:
+        return "litert", importlib.import_module("ai_edge_litert.interpreter").Interpreter
+    except ModuleNotFoundError:
+        return "tensorflow lite", import_runtime("tensorflow").lite.Interpreter
 
 
 class SavedModel(ExportedModel):
     """Run a SavedModel by its ``serving_default``; an input is the bytes of a JPEG or PNG file."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(lambda encoded: encoded)
+    included = ("decoding", "resizing")
+
+    def __init__(self, path: Path, device: str = "CPU", threads: int = 0) -> None:
+        super().__init__(lambda encoded: encoded, threads)
         import tensorflow as tf
 
+        self.device = device
         self._loaded = tf.saved_model.load(str(path))  # owns the variables
-        self._run = self._loaded.signatures["serving_default"]
+        self.signature = self._loaded.signatures["serving_default"]
 
     def compute(self, inputs: Sequence[Any]) -> Arrays:
         """Decode and compute a batch at once."""
         import tensorflow as tf
 
-        return {name: values.numpy() for name, values in self._run(encoded=tf.constant(list(inputs))).items()}
+        return {name: values.numpy() for name, values in self.signature(encoded=tf.constant(list(inputs))).items()}
 
 
-def open_exported(folder: Path, name: ExportFormat, precision: ExportPrecision, prepare: Prepare) -> ExportedModel:
+def open_exported(
+    folder: Path, name: ExportFormat, precision: ExportPrecision, prepare: Prepare, threads: int = 0
+) -> ExportedModel:
     """Open the model in the folder of an export.
 
     Args:
@@ -154,6 +217,7 @@ def open_exported(folder: Path, name: ExportFormat, precision: ExportPrecision, 
         name: its format.
         precision: that it was exported in.
         prepare: makes inputs; a SavedModel prepares images itself.
+        threads: to compute by; 0: as many as there are processors. A SavedModel takes those of TensorFlow.
 
     Raises:
         MissingExtraError: the library of the format is not installed.
@@ -164,13 +228,32 @@ def open_exported(folder: Path, name: ExportFormat, precision: ExportPrecision, 
         raise ValueError(f"{name!r} is no format that computes")
     path = folder / MODEL_FILES[name]
     if name == "saved_model":
-        return SavedModel(path)
+        return SavedModel(path, threads=threads)
     if name == "openvino":
-        return OpenVINOModel.open(path, prepare, precision)
-    return OnnxModel(path, prepare) if name == "onnx" else TFLiteModel(path, prepare)
+        return OpenVINOModel.open(path, prepare, precision, threads)
+    return OnnxModel(path, prepare, threads) if name == "onnx" else TFLiteModel(path, prepare, threads)
 
 
-EXTRA_OF = {"openvino": "openvino", "nncf": "openvino", "simplejpeg": "openvino"}
+def find_obstacle(name: ExportFormat, precision: ExportPrecision) -> str:
+    """Tell why this processor does not compute in the precision of an export; an empty text: it does.
+
+    OpenVINO takes the hint of bfloat16 on any processor, and computes in float32 where the processor has none.
+
+    Raises:
+        MissingExtraError: OpenVINO is not installed.
+    """
+    if (name, precision) != ("openvino", "bf16"):
+        return ""
+    capabilities = import_runtime("openvino").Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return "" if "BF16" in capabilities else "not on this processor, which has no bfloat16"
+
+
+def name_processor() -> str:
+    """Return the model of the processor."""
+    return gather_processor(Machine(), os.sched_getaffinity(0)).model
+
+
+EXTRA_OF = {"openvino": "openvino", "nncf": "openvino", "ai_edge_litert": "litert", "tensorflow": "tensorflow"}
 
 
 def import_runtime(name: str) -> Any:
@@ -199,3 +282,195 @@ def resize_pixels(pixels: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.fl
     """
     resized = cv2.resize(pixels.astype(np.float32), (side, side), interpolation=cv2.INTER_LINEAR)
     return np.asarray(resized, np.float32)
+
+
+# What --runtime names: the format that it runs, and what it needs.
+FORMATS = {"openvino": "openvino", "onnxruntime": "onnx", "litert": "tflite"}
+NEEDED = {"openvino": ("openvino",), "onnxruntime": ("onnx", "onnxruntime"), "litert": ("ai_edge_litert",)}
+
+
+class CheckedExport(NamedTuple):
+    """An export that was evaluated, of a checkpoint that is used.
+
+    Attributes:
+        folder: of the export.
+        runtime: that runs it.
+        manifest: its ``export.json``.
+    """
+
+    folder: Path
+    runtime: str
+    manifest: dict[str, Any]
+
+    @property
+    def format(self) -> ExportFormat:
+        """Return the format."""
+        name: Any = FORMATS[self.runtime]
+        return name
+
+    @property
+    def rate(self) -> float:
+        """Return the images a second, one by one, where it was exported."""
+        return float(self.manifest["speed"]["images_per_second"]["1"])
+
+    @property
+    def machine(self) -> tuple[str, int]:
+        """Return the processor that it was measured on, empty where an earlier release did not tell, and threads."""
+        speed = self.manifest["speed"]
+        return str(speed.get("processor", "")), int(speed.get("threads", speed.get("processors", 0)))
+
+    @property
+    def network_rate(self) -> float | None:
+        """Return the images a second of the network; None where it was measured on another device, or unknown."""
+        speed = self.manifest["speed"]
+        is_alike = speed.get("network_device") == speed.get("device", "")
+        return float(speed["of_network"]) if is_alike else None
+
+    def __str__(self) -> str:
+        evaluation = self.manifest["evaluation"]
+        metric = evaluation.get("metric", "AP")
+        scores = f"{metric} {evaluation[metric]:.4f}, of the network {evaluation['of_network']:.4f}"
+        return f"{self.folder}: computes by {self.runtime}, {self.manifest['precision']} ({scores})"
+
+
+def choose_export(model_dir: Path, sha256: str, runtime: RuntimeFlag, which: str = "newest") -> CheckedExport | None:
+    """Choose the fastest export in the folder of a run that was evaluated for a checkpoint, and say which.
+
+    Speeds are compared where the same processor with as many threads has measured them: by preference this one.
+
+    Args:
+        model_dir: folder of the run.
+        sha256: of the weights of the checkpoint.
+        runtime: that is to run it; auto: any that is installed.
+        which: the value of --checkpoint that names the checkpoint.
+
+    Returns:
+        None: the network itself is used, because runtime is tensorflow, or auto and nothing is known to be faster.
+
+    Raises:
+        MissingInputError: there is no such export.
+        MissingExtraError: the runtime is not installed.
+    """
+    if runtime == "tensorflow":
+        return None
+    if runtime != "auto":
+        for name in NEEDED[runtime]:
+            import_runtime(name)
+    found = _list_usable(model_dir, sha256, runtime)
+    best = _find_fastest(found)
+    if best is None and runtime != "auto":
+        raise MissingInputError(
+            f"--runtime {runtime}: no export for it was evaluated for this checkpoint",
+            flag="--runtime",
+            path=model_dir / FOLDER,
+            remedy=f"run --mode export --checkpoint {which} --export_format {FORMATS[runtime]}",
+        )
+    reason = _prefer_network(best) if runtime == "auto" else ""
+    if best is None or reason:
+        say(f"{model_dir}: computes by tensorflow ({reason})", error=True)
+        return None
+    say(best, error=True)
+    return best
+
+
+def _prefer_network(best: CheckedExport | None) -> str:
+    """Tell why the network is used in place of the fastest export; an empty text: it is not."""
+    if best is None:
+        return "nothing that is installed runs an export of this checkpoint"
+    if best.network_rate is None:
+        measured = best.manifest["speed"].get("network_device", "an unknown device")
+        return (
+            f"it was measured on {measured}, and exports on the CPU; --runtime {best.runtime} takes {best.folder.name}"
+        )
+    return "" if best.rate >= best.network_rate else "no export is faster"
+
+
+def _find_fastest(found: Sequence[CheckedExport]) -> CheckedExport | None:
+    """Find the fastest of those that were measured alike, here if any was; say which others are left out."""
+    if not found:
+        return None
+    here, machines = name_processor(), [one.machine for one in found]
+    machine = max(machines, key=lambda one: (one[0] == here, machines.count(one)))
+    if machine[0] != here:
+        say(f"speeds are those of {machine[0] or 'an unknown processor'}, which is not this one", error=True)
+    for one in found:
+        if one.machine != machine:
+            other = f"{one.machine[0] or 'an unknown processor'} with {count_things(one.machine[1], 'thread')}"
+            say(f"{one.folder.name}: left out, for its speed was measured on {other}", error=True)
+    return max((one for one in found if one.machine == machine), key=lambda one: one.rate)
+
+
+def _list_usable(model_dir: Path, sha256: str, runtime: RuntimeFlag) -> list[CheckedExport]:
+    """List the evaluated exports of a checkpoint that a runtime can run here, and say why others are left out."""
+    found = []
+    for one in _list_checked(model_dir, sha256):
+        if runtime not in ("auto", one.runtime):
+            continue
+        missing = next((name for name in NEEDED[one.runtime] if util.find_spec(name) is None), "")
+        reason = f"{missing} is not installed" if missing else find_obstacle(one.format, one.manifest["precision"])
+        if reason:
+            say(f"{one.folder.name}: left out ({reason})", error=True)
+        else:
+            found.append(one)
+    return found
+
+
+def list_manifests(model_dir: Path) -> list[dict[str, Any]]:
+    """List the export.json of the exports in the folder of a run; those that cannot be read are told and left out."""
+    found = []
+    for path in sorted((model_dir / FOLDER).glob(f"*/{MANIFEST}")):
+        try:
+            manifest = read_manifest(path.parent)
+        except (OSError, ValueError):
+            say(f"{path}: cannot be read, so this export is left out", error=True)
+            continue
+        if isinstance(manifest, dict) and manifest.get("format") == FORMAT:
+            found.append(manifest)
+    return found
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read the export.json of an export."""
+    manifest: dict[str, Any] = json.loads(read_text(folder / MANIFEST, limit=MAX_BYTES))
+    return manifest
+
+
+def find_export(path: Path, runtime: RuntimeFlag) -> CheckedExport | None:
+    """Choose an export for the checkpoint of a run that is used, see `choose_export`; None: the network is used.
+
+    Raises:
+        MissingInputError: there is no such export, or the path is not the folder of a run.
+    """
+    checkpoint = None if runtime == "tensorflow" else find_run_checkpoint(path)
+    if checkpoint is not None:
+        loaded = load_checkpoint(checkpoint)
+        return choose_export(path, loaded.sha256, runtime, BEST if checkpoint.parent.name == BEST else str(loaded.step))
+    if runtime == "auto":
+        say(f"{path}: computes by tensorflow (it is not the folder of a run, so it has no exports)", error=True)
+    if runtime in ("tensorflow", "auto"):
+        return None
+    raise MissingInputError(f"runtime {runtime}: is for the folder of a run", path=path)
+
+
+def _list_checked(model_dir: Path, sha256: str) -> list[CheckedExport]:
+    runtimes = {name: runtime for runtime, name in FORMATS.items()}
+    found = []
+    for manifest in list_manifests(model_dir):
+        name = str(manifest.get("kind", "")).partition("-")[0]
+        is_checked = {"evaluation", "speed", "image_size", "classes"} <= manifest.keys()
+        if name in runtimes and is_checked and sha256 and manifest.get("checkpoint") == sha256:
+            found.append(CheckedExport(model_dir / FOLDER / manifest["kind"], runtimes[name], manifest))
+    return found
+
+
+def open_model(export: CheckedExport, prepare: Prepare, threads: int = 0) -> ExportedModel:
+    """Open an export, for encoded images that `prepare` makes inputs of.
+
+    Raises:
+        DataError: a file is not as it was exported.
+        MissingExtraError: the runtime is not installed.
+    """
+    for file, sha256 in export.manifest["sha256"].items():
+        if hashlib.sha256(read_file(export.folder / file)).hexdigest() != sha256:
+            raise DataError("is not as it was exported", path=export.folder / file, remedy="export it again")
+    return open_exported(export.folder, export.format, export.manifest["precision"], prepare, threads)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,31 +25,34 @@ from gaudi_apps.inference.converters import (
     make_onnx,
     require_onnx,
     run_exported,
-    run_onnx,
     run_saved_model,
-    run_tflite,
     to_float32,
+    whole_float32,
     write_onnx,
     write_saved_model,
-    write_tflite,
 )
-from gaudi_apps.inference.export_table import FORMAT, MANIFEST, print_exports, read_manifest
 from gaudi_apps.inference.exported_models import (
     EXPORT_PRECISIONS,
+    FORMAT,
+    MANIFEST,
     MODEL_FILES,
     Arrays,
     ExportedModel,
+    OnnxModel,
+    SavedModel,
+    find_obstacle,
     import_runtime,
     open_exported,
 )
 from gaudi_apps.inference.media import find_files, is_video, read_encoded
-from gaudi_apps.inference.quantization import AccuracyBound, Calibration, quantize_onnx, write_openvino
+from gaudi_apps.inference.quantization import AccuracyBound, Calibration, quantize_onnx, write_openvino, write_tflite
 from gaudi_apps.runtime.errors import ExportError
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.errors import FlagError, MissingInputError, UnsafeError
 from gaudi_datasets.output_files import write_json
 from gaudi_datasets.program import count_things
 from gaudi_distributed import SingleProcess
+from gaudi_distributed.devices.machine import count_processors
 from gaudi_models.weights import assign_weights, read_weights, write_weights
 from gaudi_ops.files import read_file, read_text, staging_folder
 from gaudi_ops.program import say
@@ -94,24 +96,45 @@ class ExportRequest:
 
 
 class Export(NamedTuple):
-    """Differences of an export from the network on some images, and the scores of both on all of validation, if any."""
+    """Differences of an export from the network on some images, and the scores of both on all of validation, if any.
+
+    Attributes:
+        agreement: what differs.
+        score: of the export.
+        reference: of the network.
+        restored: names of the operations that got their precision back from int8.
+        obstacle: why this processor cannot tell what the export is worth; empty: it can.
+    """
 
     agreement: Agreement
     score: ExportScore | None = None
     reference: ExportScore | None = None
+    restored: Sequence[str] = ()
+    obstacle: str = ""
 
 
 class NetworkModel(ExportedModel):
     """The network that is exported, as one of its exports."""
 
     def __init__(self, network: ExportedNetwork) -> None:
-        super().__init__(network.prepare_encoded)
+        super().__init__(network.prepare_encoded, find_threads())
+        self.device = find_device()
         self._run = tf.function(network.compute, autograph=False, reduce_retracing=True)
 
     def compute(self, inputs: Sequence[Any]) -> Arrays:
         """Compute a batch at once."""
         with whole_float32():
             return {name: values.numpy() for name, values in self._run(np.stack(inputs)).items()}
+
+
+def find_device() -> str:
+    """Return where TensorFlow computes, ``"CPU"`` or another, such as ``"GPU"``."""
+    return next((one.device_type for one in tf.config.list_logical_devices() if one.device_type != "CPU"), "CPU")
+
+
+def find_threads() -> int:
+    """Return the threads within an operation of TensorFlow, which exports are measured with, too."""
+    return int(tf.config.threading.get_intra_op_parallelism_threads()) or count_processors()
 
 
 def list_kinds(formats: Sequence[ExportFormat], precisions: Sequence[ExportPrecision]) -> list[ExportKind]:
@@ -193,22 +216,6 @@ def choose_images(inference: Sequence[str], source: Any | None) -> list[bytes]:
             "--mode export: needs images to check the export on", flag="--mode", remedy="give --inference or --data_dir"
         )
     return [source.read(index).encoded for index in _spread(len(source))]
-
-
-def report_exports(exports: Mapping[Path, Export], images: int) -> None:
-    """Print what was compared on a number of images, and the table of what was measured."""
-    for path, export in exports.items():
-        say(describe_export(path, images, export.agreement))
-    print_exports([read_manifest(path) for path in exports])
-
-
-def describe_export(path: Path, images: int, agreement: Agreement) -> str:
-    """Describe the comparison of an export on a number of images in one line."""
-    checked = count_things(images, "image")
-    if not agreement.compared:
-        return f"{path}: nothing was detected on {checked} to compare; check it on other images"
-    relation = "agree with" if agreement.is_close else "compared with those of"
-    return f"{path}: {agreement.compared} outputs on {checked} {relation} the network ({agreement})"
 
 
 def require_possible(output_dir: Path, kinds: Sequence[ExportKind], suffixes: Sequence[str] = ("",)) -> None:
@@ -306,22 +313,45 @@ def write_kind(
     """
     agreement = export_format(kind, network, encoded_images, folder, scratch, request.calibration)
     evaluator = request.evaluator
+    restored: list[str] = []
     if evaluator is None or reference is None or kind.format not in MODEL_FILES:
         return Export(agreement)
-    prepare = network.prepare_onnx if kind.format == "onnx" else network.prepare_resized
-    score = evaluator.score_exported(open_exported(folder, *kind, prepare))
+    if obstacle := find_obstacle(*kind):
+        say(f"{folder.name}: {obstacle}, so it is not evaluated; compared in float32", error=True)
+        return Export(agreement, obstacle=obstacle)
+    score = evaluator.score_exported(_open(kind, network, folder))
     if kind == ("openvino", "int8") and reference.value - score.value > request.max_drop:
         lost = reference.value - score.value
         say(f"{folder.name}: loses {lost:.4f}; looking for the layers that cost it", error=True)
-        bound = AccuracyBound(lambda model: evaluator.score_exported(model).value, request.max_drop)
-        with hold_stderr():
-            converted = make_onnx(network, resized=True)
-            write_openvino(converted, network, folder, kind.precision, request.calibration, bound)
-        model = open_exported(folder, *kind, prepare)
+        restored = _restore_layers(network, folder, request, evaluator)
+        model = _open(kind, network, folder)
         score = evaluator.score_exported(model)
         reference_outputs = run_exported(NetworkModel(network), encoded_images)
         agreement = network.compare(reference_outputs, run_exported(model, encoded_images))
-    return Export(agreement, score, reference)
+    return Export(agreement, score, reference, restored)
+
+
+def _open(kind: ExportKind, network: ExportedNetwork, folder: Path) -> ExportedModel:
+    """Open an export with the threads that TensorFlow has."""
+    if kind.format == "saved_model":
+        return SavedModel(folder, find_device(), find_threads())
+    prepare = network.prepare_onnx if kind.format == "onnx" else network.prepare_resized
+    return open_exported(folder, *kind, prepare, find_threads())
+
+
+def _restore_layers(
+    network: ExportedNetwork, folder: Path, request: ExportRequest, evaluator: Evaluator[Any]
+) -> list[str]:
+    """Quantize a network for OpenVINO once more, and give layers their precision back; return their names."""
+    images = evaluator.num_images, evaluator.read_encoded
+    bound = AccuracyBound(evaluator.measure_exported, request.max_drop, *images)
+    with hold_stderr():
+        converted = make_onnx(network, resized=True)
+    # Not within `hold_stderr`: it takes minutes, and tells how far it is.
+    restored = write_openvino(converted, network, folder, "int8", request.calibration, bound)
+    names = f" ({', '.join(restored)})" if restored else ""
+    say(f"{folder.name}: {count_things(len(restored), 'layer')} in float again{names}", error=True)
+    return restored
 
 
 def export_format(
@@ -347,16 +377,17 @@ def export_format(
         if precision == "int8" and calibration is not None:
             with hold_stderr():
                 quantize_onnx(folder / "model.onnx", network, map(decode_pixels, calibration.encoded))
-        return network.compare(_compute(network.compute, from_pixels), run_onnx(folder / "model.onnx", encoded_images))
+        found = run_exported(OnnxModel(folder / "model.onnx", decode_pixels, takes_floats=False), encoded_images)
+        return network.compare(_compute(network.compute, from_pixels), found)
     if name == "openvino":
         with hold_stderr():
             write_openvino(make_onnx(network, resized=True), network, folder, precision, calibration)
         found = run_exported(open_exported(folder, name, precision, network.prepare_resized), encoded_images)
         return network.compare(_compute(network.compute, from_pixels), found)
     if name == "tflite":
-        write_tflite(network, folder / "model.tflite", halves=precision == "fp16")
-        found = run_tflite(folder / "model.tflite", np.stack([network.resize(one) for one in pixels]))
-        return network.compare(_compute(network.compute_tflite, from_pixels), found)
+        write_tflite(network, folder / "model.tflite", precision, calibration)
+        found = run_exported(open_exported(folder, name, precision, network.prepare_resized), encoded_images)
+        return network.compare(_compute(network.compute, from_pixels), found)
     from_encoded = np.stack([network.prepare_encoded(encoded) for encoded in encoded_images])
     reference = _compute(network.compute, from_encoded)
     if name == "safetensors":
@@ -398,20 +429,6 @@ def _compute(function: Any, images: Any) -> Arrays:
         return {name: values.numpy() for name, values in tf.function(function, autograph=False)(images).items()}
 
 
-@contextlib.contextmanager
-def whole_float32() -> Iterator[None]:
-    """Compute in float32 as the processor does, also on a GPU, whose TF32 keeps 10 of 23 bits of a factor.
-
-    An export is run on the processor, and a bit of a score can decide which of two boxes is kept.
-    """
-    shortens = tf.config.experimental.tensor_float_32_execution_enabled()
-    tf.config.experimental.enable_tensor_float_32_execution(False)
-    try:
-        yield
-    finally:
-        tf.config.experimental.enable_tensor_float_32_execution(shortens)
-
-
 def _spread(count: int) -> list[int]:
     """Choose at most eight indices below a count, evenly spaced."""
     return np.unique(np.linspace(0, count - 1, CHECKED_IMAGES).astype(int)).tolist()
@@ -440,6 +457,10 @@ def _write_manifest(
         document["calibration"] = {"images": len(calibration.encoded), "seed": calibration.seed}
     if export.score is not None and export.reference is not None:
         document |= export.score.to_document(export.reference)
+    if kind == ("openvino", "int8") and export.score is not None:
+        document["restored_layers"] = list(export.restored)
+    if export.obstacle:
+        document["not_evaluated"] = export.obstacle
     document["sha256"] = {name: hashlib.sha256(read_file(folder / name)).hexdigest() for name in names}
     write_json(folder / MANIFEST, document)
 

@@ -340,7 +340,7 @@ def make_batches(images: Iterable[InputImage], batch_size: int) -> Iterator[list
         yield batch
 
 
-ImageInput: TypeAlias = str | os.PathLike[str] | bytes | npt.NDArray[np.uint8] | PIL.Image.Image
+ImageInput: TypeAlias = str | os.PathLike[str] | bytes | npt.NDArray[np.uint8] | PIL.Image.Image | InputImage
 Images: TypeAlias = ImageInput | Iterable[ImageInput]
 Result = TypeVar("Result")
 
@@ -386,7 +386,8 @@ def predict_images(
             return run(sources)
         is_single = not isinstance(sources[0], Path) or Path(images).expanduser().is_file()
         return next(run(sources)) if is_single else list(run(sources))
-    if isinstance(images, bytes | PIL.Image.Image) or (isinstance(images, np.ndarray) and images.ndim != 4):
+    is_array = isinstance(images, np.ndarray)
+    if isinstance(images, bytes | PIL.Image.Image | InputImage) or (is_array and images.ndim != 4):
         return next(run([images]))
     if isinstance(images, list | tuple | np.ndarray):
         return list(run(images))
@@ -396,14 +397,16 @@ def predict_images(
 
 
 def read_given(image: Any, prepare: Preprocessor) -> Iterator[InputImage]:
-    """Yield the images of one input; a folder, a pattern and a video have several.
+    """Yield the images of one input; a folder, a pattern and a video have several, and one that is prepared is itself.
 
     Raises:
         MissingInputError: a file is not there.
         DataError: an image cannot be decoded, or is of another type or shape.
         TransferError: a camera or an address does not answer.
     """
-    if isinstance(image, bytes):
+    if isinstance(image, InputImage):
+        yield image
+    elif isinstance(image, bytes):
         yield _make_from_encoded(check_image(image, "the image").encoded, Path(), prepare)
     elif isinstance(image, str | os.PathLike):
         for source in find_files([os.fspath(image)]):

@@ -9,15 +9,15 @@ import itertools
 import json
 import os
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -187,7 +187,8 @@ def predict_files(
 
             images = read_images(files, prepare, skip, max_frames=max_frames)
             if stop is None:  # what happens now is not read before it happens
-                images = stack.enter_context(contextlib.closing(read_ahead(images, READ_AHEAD)))
+                ahead = read_ahead(images, READ_AHEAD, measure=lambda one: 3 * one.height * one.width)
+                images = stack.enter_context(contextlib.closing(ahead))
             for batch in make_batches(itertools.takewhile(lambda _: not stop, images), batch_size):
                 outputs = compute(np.stack([image.network_input for image in batch]))
                 for image, *rows in zip(batch, *outputs, strict=True):
@@ -204,10 +205,16 @@ def predict_files(
     return results
 
 
-READ_AHEAD = 8  # images: photos of 12 megapixels take as much memory as those of a batch may
+READ_AHEAD, BYTES_AHEAD = 8, 128 * 2**20  # images, and bytes of their pixels
 
 
-def read_ahead(items: Iterator[Item], depth: int) -> Generator[Item, None, None]:
+def read_ahead(
+    items: Iterator[Item],
+    depth: int,
+    *,
+    measure: Callable[[Item], int] = lambda _: 0,
+    most_bytes: int = BYTES_AHEAD,
+) -> Generator[Item, None, None]:
     """Yield items in their order, while a thread reads some of the next ones; an error comes at its place.
 
     Decoding and resizing let go of Python's lock, so they run beside the network.
@@ -215,16 +222,51 @@ def read_ahead(items: Iterator[Item], depth: int) -> Generator[Item, None, None]
     Args:
         items: are read by one thread, one after the other.
         depth: number of items that are read before they are asked for, at most.
+        measure: returns the bytes of an item.
+        most_bytes: no other item is read while those that wait have as many; so one item more may be in memory.
     """
-    end = object()
-    with ThreadPoolExecutor(1) as pool:
-        waiting = deque(pool.submit(next, items, end) for _ in range(depth))
-        try:
-            while (item := waiting.popleft().result()) is not end:
-                waiting.append(pool.submit(next, items, end))
-                yield cast("Item", item)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    ready: deque[tuple[list[Item], Exception | None]] = deque()  # neither an item nor an error: the end
+    change, has_left, sizes = threading.Condition(), False, deque[int]()
+
+    def read() -> None:
+        while True:
+            with change:
+                change.wait_for(lambda: has_left or (len(sizes) < depth and sum(sizes) < most_bytes))
+                if has_left:
+                    return
+            error: Exception | None = None
+            found: list[Item] = []
+            try:
+                found = [*itertools.islice(items, 1)]
+            except Exception as one:
+                error = one
+            with change:
+                sizes.append(measure(found[0]) if found else 0)
+                ready.append((found, error))
+                change.notify_all()
+                if not found:
+                    return
+            del found  # which the next one may need the memory of
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    try:
+        while True:
+            with change:
+                change.wait_for(lambda: ready)
+                found, error = ready.popleft()
+                sizes.popleft()
+                change.notify_all()
+            if error is not None:
+                raise error
+            if not found:
+                return
+            yield found.pop()
+    finally:
+        with change:
+            has_left = True
+            change.notify_all()
+        thread.join()
 
 
 MANIFEST = ".predictions.json"

@@ -1,4 +1,4 @@
-"""Convert models to OpenVINO, and to 8 bits: by NNCF for OpenVINO, and by ONNX Runtime for ONNX.
+"""Convert models to OpenVINO and TensorFlow Lite, and to 8 bits: by NNCF, ONNX Runtime, and TensorFlow itself.
 
 8 bits are for the convolutions and sums of the network. What comes before and after (normalization, decoding,
 suppression), and the layers that predict offsets of boxes, stay in float: of 8 bits there, boxes lose what AP at high
@@ -11,24 +11,30 @@ import contextlib
 import io
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tensorflow as tf
 
-from gaudi_apps.inference.exported_models import ExportedModel, OpenVINOModel, import_runtime
+from gaudi_apps.inference.converters import ExportedNetwork, hold_stderr, own_variables
+from gaudi_apps.inference.exported_models import ExportedModel, OpenVINOModel, Prepare, import_runtime
+from gaudi_datasets.program import ProgressLine
 from gaudi_ops.files import read_file, write_file
+from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_apps.cli.flags import ExportPrecision
-    from gaudi_apps.inference.converters import ExportedNetwork
 
 OPENVINO_FILES = ("model.xml", "model.bin")
 QUANTIZED_TYPES = ("Conv", "Gemm", "MatMul", "Add", "MaxPool")  # of ONNX
 KEPT = "box_head"  # the layers that predict offsets, see gaudi_models.ssd
-MOST_RESTORED = 8  # layers, each of which costs an evaluation
+# Accuracy control measures each group of layers with and without 8 bits on RANKED images, and then puts back one group
+# after the other, at most MOST_RESTORED of them, with an evaluation on all images after each.
+RANKED, MOST_RESTORED = 16, 8
+LITE_TYPES = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "ADD", "MAX_POOL_2D", "PAD")  # of TensorFlow Lite
 
 
 @dataclass(frozen=True)
@@ -49,12 +55,16 @@ class AccuracyBound:
     """Loss of a metric that a quantized model is kept within.
 
     Attributes:
-        measure: returns the metric of a model, in 0..1.
+        measure: returns the metric of a model on the images at some positions, in 0..1.
         most_lost: of the metric of the network, by quantization.
+        images: number of all images.
+        read: returns an image, JPEG or PNG, by its position.
     """
 
-    measure: Callable[[ExportedModel], float]
+    measure: Callable[[ExportedModel, Sequence[int]], float]
     most_lost: float
+    images: int
+    read: Callable[[int], bytes]
 
 
 def write_openvino(
@@ -64,7 +74,7 @@ def write_openvino(
     precision: ExportPrecision,
     calibration: Calibration | None = None,
     bound: AccuracyBound | None = None,
-) -> None:
+) -> list[str]:
     """Write ``model.xml`` and ``model.bin`` of ``images`` float32 [batch, side, side, 3], resized, RGB in 0..255.
 
     Classes (as JSON) and precision are among the file's rt_info, under ``gaudi_apps``.
@@ -79,10 +89,14 @@ def write_openvino(
         bound: of int8: the layers that cost the most get their precision back until it holds; None: all layers that
             may have 8 bits have them.
 
+    Returns:
+        the names of the operations that got their precision back.
+
     Raises:
         MissingExtraError: OpenVINO or NNCF is not installed.
     """
     openvino = import_runtime("openvino")
+    restored: list[str] = []
     scratch = folder / "scratch.onnx"  # OpenVINO reads files
     write_file(scratch, converted.SerializeToString(), durable=False)
     with contextlib.redirect_stdout(io.StringIO()):  # NNCF draws progress there
@@ -90,15 +104,18 @@ def write_openvino(
         if precision == "int8":
             if calibration is None:
                 raise ValueError("int8 needs calibration")
-            model = _quantize(model, network, calibration, bound)
+            model, restored = _quantize(model, network, calibration, bound)
     model.set_rt_info(json.dumps(network.list_classes()), ["gaudi_apps", "classes"])
     model.set_rt_info(precision, ["gaudi_apps", "precision"])
     openvino.save_model(model, str(folder / "model.xml"), compress_to_fp16=precision in ("fp16", "bf16"))
     scratch.unlink()
+    return restored
 
 
-def _quantize(model: Any, network: ExportedNetwork, calibration: Calibration, bound: AccuracyBound | None) -> Any:
-    """Quantize a model of OpenVINO by NNCF, with the accuracy control where there is a bound."""
+def _quantize(
+    model: Any, network: ExportedNetwork, calibration: Calibration, bound: AccuracyBound | None
+) -> tuple[Any, list[str]]:
+    """Quantize a model of OpenVINO by NNCF, with the accuracy control where there is a bound; see `write_openvino`."""
     nncf = import_runtime("nncf")
     nncf.set_log_level(logging.ERROR)
     inputs = [network.prepare_resized(encoded)[np.newaxis] for encoded in calibration.encoded]
@@ -106,18 +123,52 @@ def _quantize(model: Any, network: ExportedNetwork, calibration: Calibration, bo
     ignored = nncf.IgnoredScope(names=[name for name in names if not is_quantized(name, network)], validate=False)
     options: dict[str, Any] = {"ignored_scope": ignored, "preset": nncf.QuantizationPreset.MIXED}
     options |= {"subset_size": len(inputs)}
+    quantized = nncf.quantize(model, nncf.Dataset(inputs), **options)
     if bound is None:
-        return nncf.quantize(model, nncf.Dataset(inputs), **options)
-    prepare, measure = network.prepare_resized, bound.measure
-    return nncf.quantize_with_accuracy_control(
+        return quantized, []
+    layers = _list_quantized(quantized)
+    # Both networks as a whole and image by image, each layer, and the whole after each that is put back; rarely, NNCF
+    # measures the layers that are left once more.
+    most = bound.images * (4 + MOST_RESTORED) + min(RANKED, bound.images) * len(layers)
+    say(f"measuring {len(layers)} layers on about {most} images, to find those that cost the most", error=True)
+    controlled = nncf.quantize_with_accuracy_control(
         model,
         nncf.Dataset(inputs),
-        nncf.Dataset(inputs[:1]),  # the images to measure on are those of the bound
-        validation_fn=lambda compiled, _: measure(OpenVINOModel(compiled, prepare)),
+        nncf.Dataset(range(bound.images), lambda place: network.prepare_resized(bound.read(place))[np.newaxis]),
+        validation_fn=_Validation(bound, network.prepare_resized, most),
         max_drop=bound.most_lost,
         **options,
-        advanced_accuracy_restorer_parameters=nncf.AdvancedAccuracyRestorerParameters(max_num_iterations=MOST_RESTORED),
+        advanced_accuracy_restorer_parameters=nncf.AdvancedAccuracyRestorerParameters(
+            max_num_iterations=MOST_RESTORED, ranking_subset_size=RANKED
+        ),
     )
+    return controlled, sorted(layers - _list_quantized(controlled))
+
+
+class _Validation:
+    """Measure a compiled model on images by their positions, and show how many of about so many are measured."""
+
+    def __init__(self, bound: AccuracyBound, prepare: Prepare, most: int) -> None:
+        self._bound, self._prepare, self._most = bound, prepare, most
+        self._show, self._done = ProgressLine("measuring layers of 8 bits"), 0
+
+    def __call__(self, compiled: Any, positions: Iterable[int]) -> tuple[float, None]:
+        """Return the metric, and None for the metric of each image, which AP has none of."""
+        places = [*positions]
+        value = self._bound.measure(OpenVINOModel(compiled, self._prepare), places)
+        self._done += len(places)
+        self._show(self._done, max(self._most, self._done))
+        return value, None
+
+
+def _list_quantized(model: Any) -> set[str]:
+    """List the operations of a model of OpenVINO, by their names, that take values of 8 bits."""
+    names = set()
+    for operation in model.get_ops():
+        sources = [operation.input_value(place).get_node() for place in range(operation.get_input_size())]
+        if any(source.get_type_name() == "FakeQuantize" for source in sources):
+            names.add(operation.get_friendly_name())
+    return names
 
 
 def is_quantized(name: str, network: ExportedNetwork) -> bool:
@@ -146,17 +197,103 @@ def quantize_onnx(path: Path, network: ExportedNetwork, images: Iterator[Any]) -
             pixels = next(images, None)
             return None if pixels is None else {"images": pixels[np.newaxis]}
 
-    logging.getLogger("root").setLevel(logging.ERROR)
     model = onnx.load_model_from_string(read_file(path))
     nodes = [node.name for node in model.graph.node if node.op_type in QUANTIZED_TYPES]
-    quantization.quantize_static(
-        model,
-        str(path),
-        Reader(),
-        quant_format=quantization.QuantFormat.QDQ,
-        per_channel=True,
-        activation_type=quantization.QuantType.QUInt8,
-        weight_type=quantization.QuantType.QInt8,
-        op_types_to_quantize=list(QUANTIZED_TYPES),
-        nodes_to_exclude=[name for name in nodes if not is_quantized(name, network)],
-    )
+    with _quiet("onnxruntime"):
+        quantization.quantize_static(
+            model,
+            str(path),
+            Reader(),
+            quant_format=quantization.QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=quantization.QuantType.QUInt8,
+            weight_type=quantization.QuantType.QInt8,
+            op_types_to_quantize=list(QUANTIZED_TYPES),
+            nodes_to_exclude=[name for name in nodes if not is_quantized(name, network)],
+        )
+
+
+@contextlib.contextmanager
+def _quiet(library: str) -> Iterator[None]:
+    """Drop within a context what the modules of a library, which has no logger of its own, log at the root."""
+    root = logging.getLogger()
+    handlers = [*root.handlers]
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR or library not in Path(record.pathname).parts
+
+    root.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        root.removeFilter(is_of_others)
+        root.handlers[:] = handlers  # the first record at the root adds one
+
+
+def write_tflite(
+    network: ExportedNetwork, path: Path, precision: ExportPrecision = "fp32", calibration: Calibration | None = None
+) -> None:
+    """Write a TensorFlow Lite model of built-in operations.
+
+    Input ``images`` float32 [batch, side, side, 3], RGB in 0..255; the batch size is 1 unless the interpreter resizes
+    it.
+
+    Args:
+        network: to export.
+        path: of the file.
+        precision: fp16 stores the weights in 16 bits; without a delegate for them they are computed with in float32.
+            int8 computes convolutions and sums in 8 bits.
+        calibration: of int8, which needs it.
+
+    Raises:
+        ValueError: int8 without calibration.
+    """
+
+    def compute(images: Any) -> dict[str, Any]:
+        return network.compute_tflite(network.normalize(images))
+
+    side = network.image_size
+    signature = tf.TensorSpec([None, side, side, 3], tf.float32, name="images")
+    traced = tf.function(compute, input_signature=[signature], autograph=False)
+    owner = own_variables(network.model)
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([traced.get_concrete_function()], owner)
+    if precision == "fp16":
+        converter.optimizations, converter.target_spec.supported_types = [tf.lite.Optimize.DEFAULT], [tf.float16]
+    if precision == "int8" and calibration is None:
+        raise ValueError("int8 needs calibration")
+    with hold_stderr():
+        if precision == "int8" and calibration is not None:
+            content = quantize_tflite(converter, network, calibration)
+        else:
+            content = converter.convert()
+    write_file(path, content)
+
+
+def quantize_tflite(converter: Any, network: ExportedNetwork, calibration: Calibration) -> bytes:
+    """Convert a network to TensorFlow Lite with convolutions and sums in 8 bits; inputs and outputs stay float32.
+
+    Args:
+        converter: of TensorFlow Lite, of a function that takes resized images.
+        network: that it is of.
+        calibration: images for the ranges.
+    """
+
+    def read() -> Iterator[list[Any]]:
+        for encoded in calibration.encoded:
+            yield [network.prepare_resized(encoded)[np.newaxis].astype(np.float32)]
+
+    kinds, kept = _list_float(tf.lite.Interpreter(model_content=converter.convert()), network)
+    converter.optimizations, converter.representative_dataset = [tf.lite.Optimize.DEFAULT], read
+    options = tf.lite.experimental.QuantizationDebugOptions(denylisted_ops=kinds, denylisted_nodes=kept)
+    # The one public way to choose layers. What it says of differences is not asked for.
+    debugger = tf.lite.experimental.QuantizationDebugger(converter=converter, debug_dataset=read, debug_options=options)
+    content: bytes = debugger.get_nondebug_quantized_model()
+    return content
+
+
+def _list_float(interpreter: Any, network: ExportedNetwork) -> tuple[list[str], list[str]]:
+    """List what stays in float in a model of TensorFlow Lite: kinds of operations, and operations of the others."""
+    names = {tensor["index"]: tensor["name"] for tensor in interpreter.get_tensor_details()}
+    operations = [(one["op_name"], names[int(one["outputs"][0])]) for one in interpreter._get_ops_details()]
+    kinds = sorted({kind for kind, _ in operations if kind not in LITE_TYPES})
+    return kinds, [name for kind, name in operations if kind in LITE_TYPES and not is_quantized(name, network)]

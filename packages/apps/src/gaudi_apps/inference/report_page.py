@@ -12,7 +12,8 @@ import numpy as np
 from markupsafe import Markup
 
 from gaudi_apps.inference import report_sections as sections
-from gaudi_apps.inference.export_table import list_manifests, tabulate
+from gaudi_apps.inference.export_table import tabulate
+from gaudi_apps.inference.exported_models import list_manifests
 from gaudi_apps.inference.report_charts import COLOURS, Line, draw_lines, show_text
 from gaudi_apps.inference.report_sections import RunFiles, read_run
 from gaudi_apps.training.reports import smooth

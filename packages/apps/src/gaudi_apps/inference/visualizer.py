@@ -11,10 +11,11 @@ from typing import Any
 import cv2
 import numpy as np
 import PIL.Image
+import simplejpeg
 from numpy.typing import NDArray
 
 from gaudi_datasets.drawing import Outcomes, add_caption, draw_boxes, draw_outcomes, fit_image, join_images
-from gaudi_datasets.errors import DataError, MissingExtraError
+from gaudi_datasets.errors import DataError
 from gaudi_ops.files import write_atomically, write_file
 
 Image = NDArray[np.uint8]
@@ -158,17 +159,10 @@ def decode_like_tensorflow(encoded: bytes) -> Image:
     and OpenCV has no switch for them.
 
     Raises:
-        MissingExtraError: simplejpeg is not installed.
         DataError: the image is damaged.
     """
     if not encoded.startswith(b"\xff\xd8\xff"):  # of a JPEG
         return decode_image(encoded)
-    try:
-        import simplejpeg
-    except ImportError as error:
-        raise MissingExtraError(
-            f"simplejpeg cannot be imported ({error}); pip install 'gaudi-apps[openvino]'"
-        ) from error
     try:
         # What libjpeg warns of was judged when the image was read.
         return np.asarray(simplejpeg.decode_jpeg(encoded, "RGB", fastdct=True, strict=False), np.uint8)

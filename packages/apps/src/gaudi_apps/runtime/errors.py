@@ -41,6 +41,12 @@ class ShapeError(GaudiError):
     exit_status = 78
 
 
+class AddressError(GaudiError, OSError):
+    """An address that a server cannot listen on."""
+
+    exit_status = 74
+
+
 class StoppedError(GaudiError):
     """The run was asked to stop, and has saved its state."""
 

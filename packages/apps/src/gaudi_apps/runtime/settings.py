@@ -73,6 +73,12 @@ class DeviceSettings:
         available = count_processors()
         return min(available, self.max_cpus or available)
 
+    @property
+    def runtime_threads(self) -> int:
+        """Threads of an export's runtime: as the flag says, else one for each processor; nothing is measured."""
+        given = self.intra_threads
+        return self.usable_cpus if given == "auto" else given or self.usable_cpus
+
 
 @dataclass(frozen=True)
 class RunSettings:

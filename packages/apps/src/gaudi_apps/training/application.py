@@ -336,6 +336,10 @@ class Application(ABC):
         """Predict without the framework, by an export, if flags ask for it; return False where nothing was done."""
         return False
 
+    def evaluate_exported(self) -> bool:
+        """Evaluate an export without the framework, if flags ask for it; return False where nothing was done."""
+        return False
+
     @abstractmethod
     def predict(self, restore: Callable[[], Restored]) -> None:
         """Use the chosen checkpoint on the user's images."""

@@ -132,3 +132,67 @@ def non_max_suppression(
     found = tf.sequence_mask(detections.valid_detections, max_detections)
     labels = tf.where(found, tf.cast(detections.nmsed_classes, tf.int32) + 1, 0)
     return detections.nmsed_boxes, labels, detections.nmsed_scores
+
+
+def suppress_by_overlaps(
+    boxes_yxyx: Any,
+    scores: Any,
+    *,
+    score_threshold: float = 0.05,
+    iou_threshold: float = 0.5,
+    max_detections: int = 200,
+) -> tuple[Any, Any, Any]:
+    """Compute `non_max_suppression` by operations that TensorFlow Lite has among its own.
+
+    All candidates of a class are kept at first. Then each round drops those that overlap a better one that the round
+    before has kept. After n rounds the best n candidates are decided, so the rounds end, with the result of choosing
+    one box after the other; mostly a few rounds are enough.
+
+    Args:
+        boxes_yxyx: float32 [batch, boxes, 4], corners.
+        scores: float32 [batch, boxes, classes], column 0 is background and gives no detection.
+        score_threshold: only scores above it count.
+        iou_threshold: a box that overlaps a better one of its class by this or more is dropped.
+        max_detections: rows of the result, and the number of the best scores of a class that are considered.
+
+    Returns:
+        as `non_max_suppression`.
+    """
+    classes, count = scores.shape[-1] - 1, min(max_detections, scores.shape[1])
+    by_class = tf.transpose(tf.where(scores > score_threshold, scores, 0.0)[..., 1:], [0, 2, 1])
+    best = tf.math.top_k(by_class, count)
+    candidates = tf.gather(boxes_yxyx, best.indices, batch_dims=1)  # [batch, classes, count, 4]
+    is_better = np.triu(np.ones((count, count), np.float32), 1)  # [better, other]
+    overlaps = is_better * tf.cast(_find_pairwise_iou(candidates) >= iou_threshold, tf.float32)
+    counts = tf.cast(best.values > 0, tf.float32)
+
+    def has_changed(former: Any, kept: Any) -> Any:
+        return tf.reduce_max(tf.abs(former - kept)) > 0
+
+    def drop(_: Any, kept: Any) -> tuple[Any, Any]:
+        overlapping = tf.reduce_max(kept[..., tf.newaxis] * overlaps, axis=2)
+        return kept, counts * (1 - overlapping)
+
+    _, kept = tf.while_loop(has_changed, drop, (counts - 1, counts))
+    flat = tf.reshape(best.values * kept, [-1, classes * count])
+    found = tf.math.top_k(flat, min(max_detections, classes * count))
+    boxes = tf.gather(tf.reshape(candidates, [-1, classes * count, 4]), found.indices, batch_dims=1)
+    is_found = found.values > 0
+    labels = tf.where(is_found, found.indices // count + 1, 0)
+    boxes, values = tf.where(is_found[..., tf.newaxis], boxes, 0.0), found.values
+    if rest := max_detections - min(max_detections, classes * count):
+        boxes = tf.pad(boxes, [[0, 0], [0, rest], [0, 0]])
+        labels, values = (tf.pad(one, [[0, 0], [0, rest]]) for one in (labels, values))
+    return boxes, labels, values
+
+
+def _find_pairwise_iou(boxes_yxyx: Any) -> Any:
+    """Compute the IoU of each box with each: of [..., n, 4] [..., n, n]; 0 for boxes without an area."""
+    (y0, x0, y1, x1), (top, left, bottom, right) = (
+        [boxes_yxyx[..., place : place + 1] for place in range(4)],
+        [boxes_yxyx[..., tf.newaxis, :, place] for place in range(4)],
+    )
+    height, width = tf.minimum(y1, bottom) - tf.maximum(y0, top), tf.minimum(x1, right) - tf.maximum(x0, left)
+    intersection = tf.maximum(height, 0.0) * tf.maximum(width, 0.0)
+    union = (y1 - y0) * (x1 - x0) + (bottom - top) * (right - left) - intersection
+    return intersection / tf.maximum(union, np.finfo(np.float32).tiny)

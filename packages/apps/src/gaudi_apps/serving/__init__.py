@@ -1,0 +1,1 @@
+"""Serve a trained network over HTTP, and lay out its exports for servers of others."""

@@ -1,0 +1,100 @@
+"""Define the flags of the server, and of the layouts for servers of others."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from gaudi_apps.cli.flags import RuntimeFlag
+from gaudi_datasets.commands.data_flags import Debug
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True)
+class ServeFlags:
+    """Name what is served, where, and the limits of what clients may ask."""
+
+    model_dir: Annotated[Path, tyro.conf.arg(aliases=["-md"])]
+    """folder of a run, a checkpoint, or an export as safetensors"""
+    host: str = "127.0.0.1"
+    """address to listen on; 0.0.0.0: all of this machine, behind something that asks who calls"""
+    port: int = 8080
+    """port to listen on; 0: any that is free, which is printed"""
+    runtime: RuntimeFlag = "tensorflow"
+    """what runs a detector: the network, or the fastest export of the run that was evaluated for its checkpoint"""
+    score_threshold: float = 0.3
+    """least score of a detection, .05 to 1"""
+    top: int = 5
+    """classes that are named of an image, 1 to 5"""
+    max_batch: int = 8
+    """images that are computed at once, at most"""
+    max_delay_ms: float = 5.0
+    """milliseconds that an image waits for others while nothing is computed, at most"""
+    max_queue: int = 64
+    """images that wait for their answer, at most; more are refused with 429"""
+    max_megabytes: float = 16.0
+    """size of an image file, at most (10**6 bytes); larger ones are refused with 413"""
+    max_megapixels: float = 25.0
+    """pixels of an image in millions, at most; larger ones are refused with 413"""
+    timeout_s: float = 10.0
+    """seconds in which a request has to arrive (408), be answered (503), and its answer be taken, each"""
+    decoders: int = 2
+    """threads that decode and draw images"""
+    debug: Debug = False
+
+    def __post_init__(self) -> None:
+        for message in self._find_faults():
+            raise ValueError(message)
+
+    def _find_faults(self) -> Iterator[str]:
+        if not 0 <= self.port <= 65535:
+            yield f"--port {self.port}: must be 0 to 65535"
+        if not 0.05 <= self.score_threshold <= 1:
+            yield f"--score_threshold {self.score_threshold:g}: must be .05 to 1"
+        if not 1 <= self.top <= 5:
+            yield f"--top {self.top}: must be 1 to 5"
+        if not 0 <= self.max_delay_ms <= 10_000:
+            yield f"--max_delay_ms {self.max_delay_ms:g}: must be 0 to 10000"
+        for flag, most in (("max_batch", 256), ("max_queue", 10_000), ("decoders", 64)):
+            if not 1 <= (value := getattr(self, flag)) <= most:
+                yield f"--{flag} {value}: must be 1 to {most}"
+        # Above 67 million pixels, what checks images decodes them before it has judged them.
+        for flag, most in (("max_megabytes", 1000), ("max_megapixels", 67), ("timeout_s", 3600)):
+            if not 0 < (value := getattr(self, flag)) <= most:
+                yield f"--{flag} {value:g}: must be above 0, and at most {most}"
+
+
+@dataclass(frozen=True)
+class LayoutFlags:
+    """Which export is laid out for which server, under which name."""
+
+    export: Path
+    """folder of an export: of saved_model for both servers, of onnx for Triton"""
+    server: Literal["tensorflow_serving", "triton"]
+    """whose layout is written"""
+    output_dir: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
+    """folder of models, which the server is given; others that are there stay"""
+    name: str = "model"
+    """name of the model in requests"""
+    version: int = 1
+    """its version, a number"""
+    max_batch: int = 8
+    """images that Triton computes at once, at most"""
+    max_delay_ms: float = 5.0
+    """milliseconds that Triton waits for more images, at most"""
+    debug: Debug = False
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise ValueError(f"--name {self.name}: must be letters, digits, dots, dashes and underscores, 100 at most")
+        for flag, low, most in (("version", 1, 2**31 - 1), ("max_batch", 1, 256), ("max_delay_ms", 0, 10_000)):
+            if not low <= (value := getattr(self, flag)) <= most:
+                raise ValueError(f"--{flag} {value:g}: must be {low} to {most}")

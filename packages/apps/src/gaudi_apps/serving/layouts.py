@@ -1,0 +1,219 @@
+"""Lay out an export as TensorFlow Serving or Triton takes it, with the configuration of the server.
+
+Both configurations are protobuf texts: ``ModelServerConfig`` of TensorFlow Serving's model_server_config.proto, and
+``ModelConfig`` of Triton's model_config.proto.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from gaudi_apps.inference.exported_models import (
+    FORMAT,
+    MANIFEST,
+    MODEL_FILES,
+    import_runtime,
+    read_manifest,
+    refuse_file,
+)
+from gaudi_apps.serving.flags import NAME, LayoutFlags
+from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
+from gaudi_ops.files import read_file, staging_folder, write_file
+
+SERVING_BASE = PurePosixPath("/models")
+"""Where the image of TensorFlow Serving has its models."""
+SERVING_CONFIG, TRITON_CONFIG, LABELS = "models.config", "config.pbtxt", "labels.txt"
+SIGNATURE = "serving_default"
+# Types of ONNX, which TensorFlow numbers otherwise.
+ONNX_TYPES = {1: "FP32", 2: "UINT8", 6: "INT32", 7: "INT64"}
+TENSORFLOW_TYPES = {"float32": "FP32", "uint8": "UINT8", "int32": "INT32", "int64": "INT64", "string": "STRING"}
+
+
+class Tensor(NamedTuple):
+    """An input or an output: its name, Triton's type, and its shape without the batch; -1 stands for any size."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+
+
+class Signature(NamedTuple):
+    """The inputs and outputs of a model."""
+
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+
+
+def write_layout(flags: LayoutFlags) -> list[Path]:
+    """Copy an export into the folder of models of a server, and write its configuration.
+
+    The version appears in its place as a whole, since a server that runs may be looking there.
+
+    Returns:
+        what was written: the folder of the version, and the configuration.
+
+    Raises:
+        MissingInputError: there is no export.
+        DataError: it is not as it was exported, or of a format that the server does not run.
+        MissingExtraError: TensorFlow or ONNX, which reads its signature, is not installed.
+        UnsafeError: the version is there already.
+    """
+    manifest = _read_export(flags.export)
+    kind = str(manifest["kind"]).partition("-")[0]
+    formats = {"tensorflow_serving": ("saved_model",), "triton": ("saved_model", "onnx")}[flags.server]
+    if kind not in formats:
+        raise DataError(
+            f"is of {kind}, which {flags.server} does not run here",
+            path=flags.export,
+            remedy=f"export it as {' or '.join(formats)}",
+        )
+    files = _read_files(flags.export, manifest["sha256"])
+    model = flags.output_dir / flags.name
+    version = model / str(flags.version)
+    if version.exists():
+        raise UnsafeError("is there already", path=version, remedy="give another --version")
+    if flags.server == "tensorflow_serving":
+        _publish(model, version, files)
+        config_path = flags.output_dir / SERVING_CONFIG
+        write_file(config_path, make_serving_config(_list_models(flags.output_dir)))
+        return [version, config_path]
+    read = _read_saved_model if kind == "saved_model" else _read_onnx
+    config = make_triton_config(flags.name, kind, read(flags.export), flags.max_batch, flags.max_delay_ms)
+    inner = {f"model.savedmodel/{name}": content for name, content in files.items()} if kind == "saved_model" else files
+    _publish(model, version, inner)
+    classes = "".join(f"{' '.join(str(one['name']).split())}\n" for one in manifest["classes"])
+    write_file(model / LABELS, classes)
+    write_file(model / TRITON_CONFIG, config)
+    return [version, model / TRITON_CONFIG]
+
+
+def _read_export(folder: Path) -> dict[str, Any]:
+    try:
+        manifest = read_manifest(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        raise MissingInputError(
+            "holds no export", path=folder, remedy=f"give the folder of an export, which has {MANIFEST}"
+        ) from None
+    except ValueError as error:
+        raise DataError(f"cannot be read ({error})", path=folder / MANIFEST, remedy="export it again") from None
+    is_whole = isinstance(manifest, dict) and manifest.get("format") == FORMAT
+    if not is_whole or not {"kind", "sha256", "classes"} <= manifest.keys():
+        raise DataError("is not of an export", path=folder / MANIFEST, remedy="give the folder of an export")
+    return manifest
+
+
+def _read_files(folder: Path, sums: Mapping[str, str]) -> dict[str, bytes]:
+    """Read the files of an export, each with the SHA-256 that it was exported with."""
+    files = {}
+    for name, sha256 in sums.items():
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            raise UnsafeError("names a file outside the export", path=folder / MANIFEST, record=name)
+        try:
+            files[name] = read_file(folder / path)
+        except FileNotFoundError:
+            raise DataError("is missing", path=folder / path, remedy="export it again") from None
+        if hashlib.sha256(files[name]).hexdigest() != sha256:
+            raise DataError("is not as it was exported", path=folder / path, remedy="export it again")
+    return files
+
+
+def _publish(model: Path, version: Path, files: Mapping[str, bytes]) -> None:
+    """Write the files of a version beside its place, and move them there."""
+    model.mkdir(parents=True, exist_ok=True)
+    with staging_folder(model.parent) as staging:
+        draft = staging / "version"
+        for name, content in files.items():
+            (draft / name).parent.mkdir(parents=True, exist_ok=True)
+            write_file(draft / name, content)
+        draft.chmod(0o755)  # for the server, which is another user
+        draft.rename(version)
+
+
+def _list_models(output_dir: Path) -> list[str]:
+    """List the models that are laid out for TensorFlow Serving, those of earlier calls too."""
+    found = {path.parents[1].name for path in output_dir.glob("*/*/saved_model.pb") if path.parent.name.isdigit()}
+    return sorted(name for name in found if NAME.fullmatch(name))
+
+
+def make_serving_config(names: Iterable[str]) -> str:
+    """Return a ModelServerConfig of models, each below `SERVING_BASE`."""
+    entries = (_block("config", [f"name: {_quote(name)}", f"base_path: {_quote(str(SERVING_BASE / name))}",
+                                 'model_platform: "tensorflow"']) for name in names)  # fmt: skip
+    return "\n".join(_block("model_config_list", [line for entry in entries for line in entry])) + "\n"
+
+
+def make_triton_config(name: str, kind: str, signature: Signature, max_batch: int, max_delay_ms: float) -> str:
+    """Return a ModelConfig.
+
+    Args:
+        name: of the model.
+        kind: saved_model or onnx.
+        signature: of the model.
+        max_batch: images at once, at most.
+        max_delay_ms: that Triton waits for more images.
+    """
+    platform = {"saved_model": "tensorflow_savedmodel", "onnx": "onnxruntime_onnx"}[kind]
+    lines = [f"name: {_quote(name)}", f"platform: {_quote(platform)}", f"max_batch_size: {max_batch}"]
+    for field, tensors in (("input", signature.inputs), ("output", signature.outputs)):
+        for tensor in tensors:
+            own = [f"name: {_quote(tensor.name)}", f"data_type: TYPE_{tensor.type}"]
+            # Triton has no shape without dimensions: the one that it shows is of one element.
+            own += [f"dims: {list(tensor.shape or (1,))}"] + (["reshape { shape: [] }"] if not tensor.shape else [])
+            if tensor.name == "probabilities":  # Triton's classification answers name classes by it
+                own.append(f"label_filename: {_quote(LABELS)}")
+            lines += _block(field, own)
+    lines += _block("dynamic_batching", [f"max_queue_delay_microseconds: {round(1000 * max_delay_ms)}"])
+    if kind == "saved_model":
+        lines += _block("parameters", ['key: "TF_SIGNATURE_DEF"', f"value {{ string_value: {_quote(SIGNATURE)} }}"])
+    return "\n".join(lines) + "\n"
+
+
+def _block(name: str, lines: Sequence[str]) -> list[str]:
+    return [f"{name} {{", *(f"  {line}" for line in lines), "}"]
+
+
+def _quote(text: str) -> str:
+    """Quote a name, which has letters of ASCII alone, for a protobuf text."""
+    return json.dumps(text)
+
+
+def _read_saved_model(folder: Path) -> Signature:
+    from gaudi_apps.inference.exported_models import SavedModel
+
+    function = SavedModel(folder).signature
+
+    def convert(found: Mapping[str, Any]) -> list[Tensor]:
+        return [
+            Tensor(name, TENSORFLOW_TYPES[one.dtype.name], _shape(one.shape.as_list())) for name, one in found.items()
+        ]
+
+    return Signature(convert(function.structured_input_signature[1]), convert(function.structured_outputs))
+
+
+def _read_onnx(folder: Path) -> Signature:
+    onnx = import_runtime("onnx")
+    path = folder / MODEL_FILES["onnx"]
+    try:
+        graph = onnx.load_model_from_string(read_file(path)).graph
+    except Exception as error:  # of protobuf's parser
+        raise refuse_file(path, error) from None
+
+    def convert(values: Any) -> list[Tensor]:
+        found = []
+        for value in values:
+            tensor = value.type.tensor_type
+            shape = [one.dim_value if one.HasField("dim_value") else None for one in tensor.shape.dim]
+            found.append(Tensor(value.name, ONNX_TYPES[tensor.elem_type], _shape(shape)))
+        return found
+
+    return Signature(convert(graph.input), convert(graph.output))
+
+
+def _shape(shape: Sequence[int | None]) -> tuple[int, ...]:
+    """Return a shape without its first dimension, the batch."""
+    return tuple(-1 if one is None else one for one in shape[1:])

@@ -1,0 +1,111 @@
+"""Classifiers in all formats that compute, and in 8 bits; those for OpenVINO in the session `deploy` of nox."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gaudi_apps.classification.classifier import Classifier
+from gaudi_apps.classification.evaluator import AccuracyEvaluator
+from gaudi_apps.classification.task import PROBABILITIES, ClassifierExport, run_export
+from gaudi_apps.cli.flags import ExportFormat
+from gaudi_apps.inference.converters import run_exported, to_float32
+from gaudi_apps.inference.exported_models import FORMATS as FORMATS_OF_RUNTIMES
+from gaudi_apps.inference.exported_models import open_exported
+from gaudi_apps.inference.exporter import ExportRequest, NetworkModel
+from gaudi_apps.inference.quantization import Calibration
+from gaudi_apps.training.checkpoint import CheckpointFolder, find_checkpoints, load_checkpoint
+from gaudi_apps.training.run_dir import RunFolder
+from gaudi_datasets.classification.examples import ClassificationExample
+from gaudi_datasets.sampling import InputOptions
+from gaudi_distributed import SingleProcess
+from gaudi_models.classifiers import build_classifier
+from gaudi_ops.tf.keras_api import keras
+
+pytestmark = pytest.mark.slow
+NAMES = ("red", "green", "blue")
+CONFIG: dict[str, Any] = {
+    "model": "resnet18",
+    "padding": "same",
+    "image_size": 64,
+    "classes": [{"name": name} for name in NAMES],
+}
+in_deploy = pytest.mark.skipif("DEPLOY" not in os.environ, reason="DEPLOY is not set; nox -s deploy sets it")
+FORMATS = ["onnx", "tflite", pytest.param("openvino", marks=in_deploy)]
+
+
+class NoiseSource:
+    """Hold images of noise, each of the class that a network finds in it."""
+
+    name, class_names, fingerprint = "noise", NAMES, "noise"
+
+    def __init__(self, encoded: list[bytes], labels: list[int]) -> None:
+        self._examples = [
+            ClassificationExample(place, one, 120, 150, label, f"{place}.png")
+            for place, (one, label) in enumerate(zip(encoded, labels, strict=True), 1)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def read(self, index: int) -> ClassificationExample:
+        return self._examples[index]
+
+
+@pytest.fixture(scope="module")
+def classifier() -> Any:
+    keras.utils.set_random_seed(2)
+    model = to_float32(build_classifier("resnet18", 3, padding="same", image_size=64))
+    model.variables[-2].assign(20 * model.variables[-2])  # of the head: images differ in their probabilities
+    return model
+
+
+@pytest.mark.parametrize("name", ["onnx", *(pytest.param(each, marks=in_deploy) for each in ("tflite", "openvino"))])
+def test_a_runtime_classifies_as_the_network_does(
+    classifier: Any, noise_images: list[bytes], tmp_path: Path, name: ExportFormat
+) -> None:
+    tensors = {variable.name.removesuffix(":0"): variable.numpy() for variable in classifier.variables}
+    CheckpointFolder(tmp_path / "checkpoints").save(3, tensors, {"model_config": CONFIG})
+    sha256 = load_checkpoint(find_checkpoints(tmp_path, "newest")[0]).sha256
+    source: Any = NoiseSource(noise_images, [0, 1, 2])
+    evaluator = AccuracyEvaluator(source, InputOptions(1), RunFolder(tmp_path), NAMES, SingleProcess())
+    request = ExportRequest(evaluator=evaluator, checkpoint=sha256)
+    run_export(
+        *(classifier, CONFIG, noise_images, tmp_path / "export", (name,)), step=3, with_features=False, request=request
+    )
+    runtime: Any = next(each for each, form in FORMATS_OF_RUNTIMES.items() if form == name)
+    pixels = np.random.default_rng(1).integers(0, 256, (90, 70, 3), np.uint8)
+    networks = Classifier(classifier, NAMES), Classifier.load(tmp_path, runtime=runtime)
+    expected, found = (one.predict([*noise_images, pixels]) for one in networks)
+    for one, other in zip(expected, found, strict=True):
+        assert one.names == other.names
+        np.testing.assert_allclose(one.probabilities, other.probabilities, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_8_bits_are_checked_and_scored_as_those_of_detectors_are(
+    classifier: Any, noise_images: list[bytes], tmp_path: Path, name: ExportFormat
+) -> None:
+    network = ClassifierExport(classifier, PROBABILITIES, CONFIG)
+    expected = run_exported(NetworkModel(network), noise_images)[PROBABILITIES]
+    source: Any = NoiseSource(noise_images, expected.argmax(axis=1).tolist())
+    folder = RunFolder(tmp_path / "unused")
+    evaluator = AccuracyEvaluator(source, InputOptions(1), folder, NAMES, SingleProcess())
+    request = ExportRequest(["fp32", "int8"], evaluator, Calibration(noise_images, 0), 0.5)
+    exports = run_export(
+        classifier, CONFIG, noise_images, tmp_path, (name,), step=3, with_features=False, request=request
+    )
+    assert [path.name for path in exports] == [name, f"{name}-int8"]
+    manifests = [json.loads((path / "export.json").read_text()) for path in exports]
+    assert manifests[1]["bytes"] < 0.3 * manifests[0]["bytes"]
+    assert manifests[0]["evaluation"]["top_1"] == manifests[0]["evaluation"]["of_network"] == 1
+    prepare = network.prepare_onnx if name == "onnx" else network.prepare_resized
+    found = run_exported(open_exported(tmp_path / f"{name}-int8", name, "int8", prepare), noise_images)[PROBABILITIES]
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() < 0.1
+    assert np.abs(found - expected).max() > 0  # they are of 8 bits

@@ -1,0 +1,56 @@
+"""Each runtime on real photographs: it detects what TensorFlow detects, with its own decoding and resizing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gaudi_apps.detection.detector import Detector, DetectorExport
+from gaudi_apps.detection.exported_detector import make_export_preprocessor
+from gaudi_apps.inference.converters import to_float32
+from gaudi_apps.inference.exported_models import FORMATS, open_exported
+from gaudi_apps.inference.exporter import export_format, list_kinds
+from gaudi_datasets.detection.coco import Category
+
+pytestmark = [
+    pytest.mark.realdata,
+    pytest.mark.slow,
+    pytest.mark.skipif("REAL_DATA" not in os.environ, reason="REAL_DATA is not set"),
+]
+CATEGORIES = (Category(7, "red"), Category(9, "blue"))
+in_deploy = pytest.mark.skipif("DEPLOY" not in os.environ, reason="DEPLOY is not set; nox -s deploy sets it")
+SIDE, SCORE = 1e-3, 0.01  # most that a side, as a share of the image, and a score may differ by
+# The network has random weights and 200 detections an image, many of which overlap by nearly half or have nearly the
+# least score: there a difference of rounding decides which one is kept.
+LEAST_SHARE = 0.99
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "litert", pytest.param("openvino", marks=in_deploy)])
+def test_all_test_images_of_bccd_have_the_same_detections(
+    detector_network: Any, noise_images: list[bytes], tmp_path: Path, runtime: str
+) -> None:
+    folder = Path(os.environ["REAL_DATA"]) / "bccd" / "BCCD"
+    names = (folder / "ImageSets" / "Main" / "test.txt").read_text().split()
+    assert len(names) == 72
+    network = DetectorExport(to_float32(detector_network), CATEGORIES)
+    name: Any = FORMATS[runtime]
+    (kind,) = list_kinds((name,), ("fp32",))
+    export_format(kind, network, noise_images, tmp_path, tmp_path)
+    prepare = make_export_preprocessor(300).from_encoded
+    model = open_exported(tmp_path, name, "fp32", prepare)
+    reference = Detector(detector_network, ["red", "blue"])
+    matched = []
+    for each in names:
+        encoded = (folder / "JPEGImages" / f"{each}.jpg").read_bytes()
+        expected = reference.predict(encoded, score_threshold=0.05)
+        found = model.compute([prepare(encoded)])
+        for box, label, score in zip(expected.boxes_yxyx, expected.labels, expected.scores, strict=True):
+            same = found["labels"][0] == label
+            is_near = np.abs(found["boxes_yxyx"][0][same] - box).max(axis=1, initial=0) <= SIDE
+            matched.append(bool((is_near & (np.abs(found["scores"][0][same] - score) <= SCORE)).any()))
+    assert len(matched) > 72
+    assert np.mean(matched) >= LEAST_SHARE

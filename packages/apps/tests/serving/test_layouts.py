@@ -1,0 +1,159 @@
+"""Lay out exports for servers of others, and refuse what is no whole export."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gaudi_apps.cli import run_commands
+from gaudi_apps.detection.detector import run_export
+from gaudi_apps.inference.converters import run_onnx
+from gaudi_apps.inference.exported_models import SavedModel
+from gaudi_apps.serving.flags import LayoutFlags
+from gaudi_apps.serving.layouts import Signature, Tensor, make_serving_config, make_triton_config, write_layout
+from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
+from gaudi_models.architectures import SSDArchitecture
+
+SIGNATURE = Signature(
+    [Tensor("encoded", "STRING", ())],
+    [Tensor("boxes_yxyx", "FP32", (200, 4)), Tensor("num_detections", "INT32", ())],
+)
+TRITON = """\
+name: "cells"
+platform: "tensorflow_savedmodel"
+max_batch_size: 4
+input {
+  name: "encoded"
+  data_type: TYPE_STRING
+  dims: [1]
+  reshape { shape: [] }
+}
+output {
+  name: "boxes_yxyx"
+  data_type: TYPE_FP32
+  dims: [200, 4]
+}
+output {
+  name: "num_detections"
+  data_type: TYPE_INT32
+  dims: [1]
+  reshape { shape: [] }
+}
+dynamic_batching {
+  max_queue_delay_microseconds: 2500
+}
+parameters {
+  key: "TF_SIGNATURE_DEF"
+  value { string_value: "serving_default" }
+}
+"""
+SERVING = """\
+model_config_list {
+  config {
+    name: "cells"
+    base_path: "/models/cells"
+    model_platform: "tensorflow"
+  }
+}
+"""
+
+
+def test_configurations() -> None:
+    assert make_triton_config("cells", "saved_model", SIGNATURE, 4, 2.5) == TRITON
+    assert make_serving_config(["cells"]) == SERVING
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Path:
+    """Write a folder with the files of an export, which no server could run."""
+    folder = tmp_path / "saved_model"
+    (folder / "variables").mkdir(parents=True)
+    files = {"saved_model.pb": b"graph", "variables/variables.index": b"numbers"}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    manifest = {"format": "gaudi-apps export", "kind": "saved_model", "classes": [{"name": "red"}]}
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    (folder / "export.json").write_text(json.dumps({**manifest, "sha256": sums}))
+    return folder
+
+
+def test_versions_and_models_lie_side_by_side(export: Path, tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    for name, version in (("cells", 1), ("cells", 2), ("other", 1)):
+        write_layout(LayoutFlags(export, "tensorflow_serving", models, name=name, version=version))
+    found = sorted(path.relative_to(models).as_posix() for path in models.rglob("*") if path.is_file())
+    versions = ("cells/1", "cells/2", "other/1")
+    files = ("saved_model.pb", "variables/variables.index")
+    assert found == sorted([*(f"{one}/{file}" for one in versions for file in files), "models.config"])
+    assert (models / "models.config").read_text() == make_serving_config(["cells", "other"])
+    assert (models / "cells" / "1").stat().st_mode & 0o777 == 0o755
+    with pytest.raises(UnsafeError) as caught:
+        write_layout(LayoutFlags(export, "tensorflow_serving", models, name="cells", version=2))
+    assert caught.value.path == str(models / "cells" / "2")
+
+
+def test_what_is_no_whole_export_is_refused(export: Path, tmp_path: Path) -> None:
+    flags = LayoutFlags(export, "tensorflow_serving", tmp_path / "models")
+    with pytest.raises(MissingInputError):
+        write_layout(LayoutFlags(tmp_path / "none", "triton", tmp_path / "models"))
+    manifest = json.loads((export / "export.json").read_text())
+    (export / "export.json").write_text(json.dumps(manifest | {"kind": "tflite-fp16"}))
+    with pytest.raises(DataError) as caught:
+        write_layout(flags)
+    assert caught.value.path == str(export)
+    sums = manifest["sha256"] | {"../secret": "0"}
+    (export / "export.json").write_text(json.dumps(manifest | {"sha256": sums}))
+    with pytest.raises(UnsafeError):
+        write_layout(flags)
+    (export / "export.json").write_text(json.dumps(manifest))
+    (export / "saved_model.pb").write_bytes(b"other")
+    with pytest.raises(DataError) as caught:
+        write_layout(flags)
+    assert caught.value.path == str(export / "saved_model.pb")
+    assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.parametrize("flag", ["--name ../x", "--version 0", "--max_batch 0"])
+def test_a_value_out_of_bounds_is_refused(run_main: Callable[..., Any], flag: str) -> None:
+    words = ["layout", "--export", "x", "--server", "triton", "-o", "y", *flag.split()]
+    assert run_main(run_commands.main, words).status == 64
+
+
+@pytest.fixture(scope="module")
+def exports(detector_network: Any, noise_images: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Export a detector as SavedModel and ONNX."""
+    folder = tmp_path_factory.mktemp("exports")
+    categories = [Category(7, "red"), Category(9, "blue")]
+    options: dict[str, Any] = {"step": 1, "architecture": SSDArchitecture("resnet18"), "pool_padding": "same"}
+    run_export(detector_network, categories, noise_images[:1], folder, ("saved_model", "onnx"), **options)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_layout_runs_as_its_configuration_says(exports: Path, noise_images: list[bytes], tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    version, config = write_layout(LayoutFlags(exports / "onnx", "triton", models, name="cells", version=3))
+    text = config.read_text()
+    found = run_onnx(version / "model.onnx", noise_images[:2])
+    for name, values in found.items():
+        kind = {"float32": "FP32", "int32": "INT32"}[values.dtype.name]
+        assert f'name: "{name}"\n  data_type: TYPE_{kind}\n  dims: {list(values.shape[1:])}\n' in text
+    assert 'name: "images"\n  data_type: TYPE_UINT8\n  dims: [-1, -1, 3]\n' in text
+    assert (models / "cells" / "labels.txt").read_text() == "red\nblue\n"
+
+    version, config = write_layout(LayoutFlags(exports / "saved_model", "triton", models, name="saved"))
+    outputs = SavedModel(version / "model.savedmodel").compute(noise_images[:2])
+    text = config.read_text()
+    assert {name for name in outputs if f'name: "{name}"' in text} == outputs.keys()
+    assert 'name: "encoded"\n  data_type: TYPE_STRING\n  dims: [1]\n' in text
+
+    version, _ = write_layout(LayoutFlags(exports / "saved_model", "tensorflow_serving", tmp_path / "serving"))
+    again = SavedModel(version).compute(noise_images[:2])
+    np.testing.assert_array_equal(again["scores"], outputs["scores"])

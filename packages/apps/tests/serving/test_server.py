@@ -1,0 +1,387 @@
+"""Ask a server over real connections: right answers, and the right refusal of everything else."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import sys
+import zlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from PIL import Image
+
+import gaudi_apps
+from gaudi_apps.cli import run_commands
+from gaudi_apps.serving.handlers import PATHS
+from gaudi_apps.serving.models import ServedModel
+from gaudi_datasets.errors import FlagError, MissingExtraError
+from gaudi_models.classifiers import build_classifier
+from gaudi_models.weights import WeightsMetadata, write_weights
+
+# pytest shares conftest.py with tests by its fixtures alone.
+Start = Callable[..., Any]
+PNG = b"\x89PNG\r\n\x1a\n"
+KINDS = ("JPEG", "PNG", "WEBP")
+
+
+def encode(size: tuple[int, int], kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", size, "red").save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def make_png_head(width: int, height: int) -> bytes:
+    head = b"IHDR" + width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\x08\x02\x00\x00\x00"
+    return PNG + b"\x00\x00\x00\x0d" + head + zlib.crc32(head).to_bytes(4, "big") + bytes(64)
+
+
+def make_webp_head(width: int, height: int) -> bytes:
+    chunk = bytes(4) + (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    body = b"WEBPVP8X" + len(chunk).to_bytes(4, "little") + chunk + bytes(64)
+    return b"RIFF" + len(body).to_bytes(4, "little") + body
+
+
+def make_many_scans() -> bytes:
+    """Make a JPEG that is whole, but for its first scan, which comes a thousand times."""
+    photo = encode((64, 64), "JPEG", progressive=True)
+    begin = photo.index(b"\xff\xda")
+    end = photo.index(b"\xff", begin + 2)
+    while photo[end + 1] == 0:
+        end = photo.index(b"\xff", end + 1)
+    return photo[:begin] + 1000 * photo[begin:end] + photo[end:]
+
+
+def check(answer: Any, schema: str, document: Any) -> Any:
+    """Validate an answer by the description that the server gives, and return it."""
+    jsonschema.validate(answer.document, {"$ref": f"#/components/schemas/{schema}", **document})
+    return answer.document
+
+
+@pytest.fixture
+def server(start: Start) -> Any:
+    return start(max_megabytes=0.5, max_megapixels=1.0, max_batch=4)
+
+
+@pytest.fixture
+def schema(server: Any) -> Any:
+    return server.ask("GET", "/openapi.json").document
+
+
+def test_answers_are_those_of_the_detector(server: Any, schema: Any, weights: Path, images: list[bytes]) -> None:
+    detector = gaudi_apps.Detector.load(weights)
+    with ThreadPoolExecutor(len(images)) as pool:
+        answers = list(pool.map(lambda image: server.post("/predict", image), images))
+    counts = []
+    for answer, image in zip(answers, images, strict=True):
+        found, expected = check(answer, "Detections", schema), detector.predict(image)
+        assert answer.status == 200
+        assert (found["height"], found["width"]) == (expected.height, expected.width)
+        rows = found["detections"]
+        assert [(one["category_id"], one["class"]) for one in rows] == [
+            (row["category_id"], name) for row, name in zip(expected.to_coco(), expected.names, strict=True)
+        ]
+        np.testing.assert_allclose(
+            [one["bbox"] for one in rows], [row["bbox"] for row in expected.to_coco()], atol=0.01
+        )
+        np.testing.assert_allclose([one["score"] for one in rows], expected.scores, atol=1e-4)
+        counts.append(len(rows))
+    assert sum(counts) > 10
+    assert server.count('gaudi_requests_total{path="/predict",status="200"}') == 6
+    assert server.count("gaudi_images_total") == 6
+    assert server.count("gaudi_batch_size_sum") == 6
+    assert server.count("gaudi_queue_length") == 0
+
+
+@pytest.mark.parametrize(("accept", "kind"), [("*/*", "JPEG"), ("image/png", "PNG"), ("image/png,image/jpeg", "JPEG")])
+def test_the_drawn_image_is_that_of_the_detector(
+    server: Any, weights: Path, images: list[bytes], accept: str, kind: str
+) -> None:
+    answer = server.post("/draw", images[1], Accept=accept)
+    drawn = Image.open(io.BytesIO(answer.body))
+    expected = gaudi_apps.Detector.load(weights).predict(images[1]).draw()
+    assert (drawn.format, answer.headers["Content-Type"]) == (kind, f"image/{kind.lower()}")
+    assert drawn.size == expected.size
+    difference = np.abs(np.asarray(drawn, np.float32) - np.asarray(expected, np.float32))
+    assert difference.mean() < (0.01 if kind == "PNG" else 6)
+
+
+REFUSED = {
+    "nothing": (b"", 415),
+    "text": (b"hello " * 10, 415),
+    "a GIF": (encode((8, 8), "GIF"), 415),
+    "a RIFF that is no WebP": (b"RIFF\x00\x00\x00\x00WAVEfmt " + bytes(50), 415),
+    "a form": (b"--x\r\nContent-Disposition: form-data; name=file\r\n\r\n" + encode((8, 8), "PNG"), 415),
+    **{f"half of a {kind}": (encode((90, 90), kind)[: len(encode((90, 90), kind)) // 2], 422) for kind in KINDS},
+    "the head of a JPEG": (b"\xff\xd8\xff\xe0", 422),
+    "a JPEG of a thousand scans": (make_many_scans(), 422),
+    "a PNG of 900 million pixels": (make_png_head(30_000, 30_000), 413),
+    "a WebP of 268 million pixels": (make_webp_head(16_384, 16_384), 413),
+    "a PNG without pixels": (make_png_head(0, 8), 422),
+    "one row of pixels too many": (encode((1000, 1001), "JPEG"), 413),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("path", ["/predict", "/draw"])
+def test_what_is_no_image_that_is_taken_is_refused(server: Any, schema: Any, path: str, what: str) -> None:
+    body, status = REFUSED[what]
+    answer = server.post(path, body)
+    assert answer.status == status
+    assert check(answer, "Error", schema)["error"]["status"] == status
+    assert answer.refusal["remedy"]
+    assert server.count(f'gaudi_requests_total{{path="{path}",status="{status}"}}') == 1
+    assert server.post("/predict", encode((1000, 1000), "PNG")).status == 200
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(server: Any, schema: Any) -> None:
+    opened = server.begin(encode((8, 8), "PNG"), announced=10**12)
+    answer = read_raw(opened)
+    assert check(answer, "Error", schema)["error"]["status"] == answer.status == 413
+    assert answer.headers["Connection"] == "close"
+
+
+def test_a_body_that_is_larger_than_announced_by_chunks_is_refused(server: Any, schema: Any) -> None:
+    def chunks() -> Iterable[bytes]:
+        yield encode((8, 8), "PNG")
+        yield from [bytes(2**16)] * 40
+
+    answer = server.post("/predict", chunks())
+    assert check(answer, "Error", schema)["error"]["status"] == answer.status == 413
+
+
+def read_raw(opened: socket.socket) -> Any:
+    """Read an answer as conftest.py does, which no test can import."""
+    import http.client
+
+    class Reply:
+        def __init__(self) -> None:
+            reply = http.client.HTTPResponse(opened)
+            reply.begin()
+            self.status, self.headers, self.body = reply.status, reply.msg, reply.read()
+
+        @property
+        def document(self) -> Any:
+            return json.loads(self.body)
+
+    return Reply()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/predict", 405),
+        ("PUT", "/draw", 405),
+        ("POST", "/", 405),
+        ("GET", "/../etc/x", 404),
+        ("POST", "/x", 404),
+    ],
+)
+def test_other_paths_and_methods_are_refused_as_json(
+    server: Any, schema: Any, method: str, path: str, status: int
+) -> None:
+    answer = server.ask(method, path, b"x" if method != "GET" else None)
+    assert answer.status == status
+    assert check(answer, "Error", schema)["error"]["status"] == status
+    assert ("Allow" in answer.headers) == (status == 405)
+
+
+def test_a_slow_body_and_a_slow_head_are_ended(start: Start, images: list[bytes]) -> None:
+    server = start(timeout_s=1.0)
+    answer = read_raw(server.begin(images[0][:50], announced=len(images[0])))
+    assert (answer.status, answer.document["error"]["status"]) == (408, 408)
+    with socket.create_connection(("127.0.0.1", server.port)) as opened:
+        opened.sendall(b"POST /predict HTTP/1.1\r\nHost: ")
+        assert opened.recv(100) == b""
+
+
+def test_a_full_queue_refuses_and_a_slow_network_too(start: Start, gate: Any, images: list[bytes]) -> None:
+    server = start(max_queue=1, timeout_s=600.0)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(server.post, "/predict", images[0])
+        assert gate.sizes.get(timeout=600) == 1
+        refused = server.post("/predict", images[1])
+        assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
+        assert server.count("gaudi_queue_length") == 1
+        gate.open()
+        assert first.result().status == 200
+    assert server.post("/predict", images[1]).status == 200
+
+
+def test_an_image_that_is_not_answered_in_time_is_refused(start: Start, gate: Any, images: list[bytes]) -> None:
+    server = start(timeout_s=1.0, max_batch=1)
+    assert server.post("/predict", images[0]).status == 503  # it is being computed
+    refused = server.post("/predict", images[0])  # it waits
+    assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+    gate.open()
+
+
+def test_a_client_that_leaves_is_not_waited_for(start: Start, gate: Any, images: list[bytes]) -> None:
+    server = start(max_batch=1, timeout_s=600.0)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(server.post, "/predict", images[0])
+        assert gate.sizes.get(timeout=600) == 1
+        server.begin(images[1]).close()
+        server.wait_for_end_of("/predict", 499)
+        server.begin(images[1][:20], announced=1000).close()
+        server.wait_for_end_of("/predict", 499)
+        gate.open()
+        assert first.result().status == 200
+    assert server.count("gaudi_images_total") == server.count("gaudi_batch_size_count") == 1
+
+
+def test_a_stop_finishes_what_is_in_flight(start: Start, gate: Any, images: list[bytes]) -> None:
+    server = start(timeout_s=600.0)
+    kept = server.connect()
+    kept.request("GET", "/healthz")
+    assert kept.getresponse().read()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(server.post, "/predict", images[0])
+        assert gate.sizes.get(timeout=600) == 1
+        arriving = server.begin(images[1][:40], announced=len(images[1]))
+        assert server.ask("GET", "/healthz").status == 200  # so what came before has been accepted
+        server.stop()
+        status = 200
+        while status != 503:  # until the loop has come to it
+            kept.request("GET", "/readyz")
+            reply = kept.getresponse()
+            status = reply.status if reply.read() else 0
+        kept.request("POST", "/predict", images[2])
+        refused = kept.getresponse()
+        assert (refused.status, json.loads(refused.read())["error"]["status"]) == (503, 503)
+        arriving.sendall(images[1][40:])
+        gate.open()
+        assert first.result().status == 200
+        assert read_raw(arriving).status == 200
+    server.join()
+    assert not server.error
+    with pytest.raises(ConnectionRefusedError):
+        server.ask("GET", "/healthz")
+
+
+def test_before_the_network_is_loaded_requests_are_refused(
+    start: Start, gate: Any, images: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = ServedModel.load
+
+    def load_later(*arguments: Any, **options: Any) -> ServedModel:
+        gate.pass_through(0)
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(ServedModel, "load", load_later)
+    server = start(waits=False)
+    gate.sizes.get(timeout=600)
+    assert server.ask("GET", "/healthz").status == 200
+    assert server.ask("GET", "/readyz").status == server.post("/predict", images[0]).status == 503
+    assert b"being loaded" in server.ask("GET", "/").body
+    gate.open()
+    while server.ask("GET", "/readyz").status != 200:
+        pass
+    assert server.post("/predict", images[0]).status == 200
+
+
+def test_a_fault_of_the_network_tells_nothing(
+    start: Start, images: list[bytes], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = start()
+
+    def fail(*_: object) -> None:
+        raise ValueError("secret\x1b[31m of /root")
+
+    monkeypatch.setattr(ServedModel, "predict", fail)
+    answer = server.post("/predict", images[0])
+    assert answer.status == answer.refusal["status"] == 500
+    assert b"secret" not in answer.body
+    told = capfd.readouterr().err
+    assert "secret\\x1b" in told
+    assert "Traceback" not in told
+
+
+def test_the_page_runs_its_own_script_alone(server: Any) -> None:
+    first, second = (server.ask("GET", "/") for _ in range(2))
+    policy = first.headers["Content-Security-Policy"]
+    nonce = policy.partition("script-src 'nonce-")[2].partition("'")[0]
+    assert len(nonce) > 20
+    assert first.body.count(b"nonce=") == first.body.count(f'nonce="{nonce}"'.encode()) == 2
+    assert nonce.encode() not in second.body
+    assert policy.startswith("default-src 'none'")
+    assert first.headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_all_paths_are_described(schema: Any) -> None:
+    assert schema["paths"].keys() == PATHS.keys()
+
+
+def test_ready_names_the_classes(server: Any, schema: Any) -> None:
+    ready = check(server.ask("GET", "/readyz"), "Ready", schema)
+    assert (ready["kind"], ready["classes"]) == ("detector", ["red", "blue and <b>bold</b>"])
+    check(server.ask("GET", "/healthz"), "Health", schema)
+
+
+def test_a_classifier_names_classes(start: Start, images: list[bytes], tmp_path: Path) -> None:
+    classes = [{"name": name} for name in ("blue", "green", "red")]
+    path = tmp_path / "weights.safetensors"
+    model = build_classifier("resnet18", 3, image_size=32, padding="symmetric")
+    write_weights(model, path, metadata=WeightsMetadata("symmetric", classes, 32, "resnet18"))
+    server = start(model_dir=path, top=2)
+    found = check(server.post("/predict", images[0]), "Classes", server.ask("GET", "/openapi.json").document)
+    expected = gaudi_apps.Classifier.load(path).predict(images[0], top=2)
+    assert [one["class"] for one in found["classes"]] == list(expected.names)
+    assert [one["label"] for one in found["classes"]] == expected.labels.tolist()
+    np.testing.assert_allclose([one["probability"] for one in found["classes"]], expected.probabilities, atol=1e-4)
+    assert Image.open(io.BytesIO(server.post("/draw", images[0]).body)).format == "JPEG"
+    with pytest.raises(FlagError) as caught:
+        ServedModel.load(path, runtime="openvino", score_threshold=0.3, top=1, max_pixels=1)
+    assert caught.value.flag == "--runtime"
+
+
+@pytest.mark.slow
+def test_a_batch_gives_what_its_images_give_alone(
+    detector_network: Any, noise_images: list[bytes], images: list[bytes]
+) -> None:
+    model = ServedModel(gaudi_apps.Detector(detector_network, ["a", "b"]), "detector", {"score_threshold": 0.05}, 10**6)
+    prepared = [model.prepare(one) for one in (*noise_images, *images)]
+    together, alone = model.predict(prepared), [model.predict([one])[0] for one in prepared]
+    for one, other in zip(together, alone, strict=True):
+        assert len(one) == len(other)
+        np.testing.assert_allclose(np.sort(one.scores), np.sort(other.scores), atol=1e-3)
+    assert sum(map(len, alone)) > 50
+
+
+def test_a_port_that_is_taken_is_named(run_main: Callable[..., Any], weights: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run_main(run_commands.main, ["serve", "--model_dir", weights, "--port", port])
+    assert (done.status, done.error.flag) == (74, "--port")
+
+
+def test_a_missing_run_ends_the_program(run_main: Callable[..., Any], tmp_path: Path) -> None:
+    done = run_main(run_commands.main, ["serve", "--model_dir", tmp_path / "none", "--port", 0])
+    assert done.status == 66
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("name", ["tornado", "prometheus_client"])
+def test_a_missing_extra_is_named(run_main: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    ours = tuple(f"gaudi_apps.serving.{each}" for each in ("server", "handlers", "service"))
+    for module in [one for one in sys.modules if one.startswith((*ours, f"{name}."))]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, name, None)
+    done = run_main(run_commands.main, ["serve", "--model_dir", "x"])
+    assert done.status == 78
+    assert isinstance(done.error, MissingExtraError)
+    assert done.error.remedy == "pip install 'gaudi-apps[serve]'"
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--port 70000", "--max_batch 0", "--top 6", "--score_threshold .01", "--timeout_s 0", "--max_megapixels 100"],
+)
+def test_a_value_out_of_bounds_is_refused(run_main: Callable[..., Any], flag: str) -> None:
+    assert run_main(run_commands.main, ["serve", "--model_dir", "x", *flag.split()]).status == 64
