@@ -20,12 +20,12 @@ ALLOWED = {
     ("gaudi_apps/inference/converters.py", "run_signatures", "read_bytes"),  # runs without our packages
     ("gaudi_apps/runtime/session.py", "__enter__", "open"),  # /dev/null
     *(("gaudi_ops/program.py", function, "os.open") for function in ("open_output", "write")),  # /dev/null
-    ("gaudi_apps/serving/handlers.py", "_read_template", "read_text"),  # a file of the package
+    ("gaudi_apps/inference/serving/handlers.py", "_read_template", "read_text"),  # a file of the package
     ("gaudi_ops/tf/hpu.py", "load_hpu_operations", "read_text"),  # a file of the package
     ("gaudi_datasets/arguments.py", "replace_former_flags", "replace"),  # a method of flags
     # Whole folders.
     ("gaudi_apps/inference/exporter.py", "write_exports", "os.replace"),
-    ("gaudi_apps/serving/layouts.py", "_publish", "rename"),
+    ("gaudi_apps/inference/serving/layouts.py", "_publish", "rename"),
     ("gaudi_apps/training/checkpoint.py", "_publish", "rename"),
     ("gaudi_apps/training/recording.py", "write_recording", "rename"),
     ("gaudi_datasets/detection/scenes.py", "make_scenes", "rename"),

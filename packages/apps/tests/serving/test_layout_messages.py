@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_apps.serving.layouts import Signature, Tensor, make_serving_config, make_triton_config
+from gaudi_apps.inference.serving.layouts import Signature, Tensor, make_serving_config, make_triton_config
 
 pytestmark = pytest.mark.skipif(
     "DEPLOY" not in os.environ, reason="the messages need a newer protobuf than the default lane has; nox -s deploy"

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import tyro
 
-from gaudi_apps.serving.flags import LayoutFlags, ServeFlags
+from gaudi_apps.inference.serving.flags import LayoutFlags, ServeFlags
 from gaudi_datasets.arguments import is_switch_on
 from gaudi_datasets.commands.data_flags import Debug, subcommand
 from gaudi_datasets.errors import FlagError, MissingExtraError
@@ -118,7 +118,7 @@ class Serve(ServeFlags):
     def run(self) -> None:
         """Run the command."""
         try:
-            from gaudi_apps.serving.server import run_server
+            from gaudi_apps.inference.serving.server import run_server
         except ImportError as error:
             name = (error.name or "").partition(".")[0]
             if name not in ("prometheus_client", "tornado"):
@@ -135,7 +135,7 @@ class Layout(LayoutFlags):
 
     def run(self) -> None:
         """Run the command."""
-        from gaudi_apps.serving.layouts import write_layout
+        from gaudi_apps.inference.serving.layouts import write_layout
 
         say(*write_layout(self))
 

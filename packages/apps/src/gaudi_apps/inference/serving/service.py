@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import prometheus_client
 
-from gaudi_apps.serving.batcher import Batcher
-from gaudi_apps.serving.models import RefusedError, ServedModel
+from gaudi_apps.inference.serving.batcher import Batcher
+from gaudi_apps.inference.serving.models import RefusedError, ServedModel
 
 if TYPE_CHECKING:
-    from gaudi_apps.serving.flags import ServeFlags
+    from gaudi_apps.inference.serving.flags import ServeFlags
 
 RETRY_SECONDS = 1
 # Bodies that have begun to arrive take no more memory than this, or eight of the largest, whichever is more.

@@ -17,10 +17,10 @@ from tornado.iostream import StreamClosedError
 from tornado.log import app_log
 from tornado.web import Application, RequestHandler, stream_request_body
 
-from gaudi_apps.serving.models import LONGEST_START, RefusedError, require_kind
+from gaudi_apps.inference.serving.models import LONGEST_START, RefusedError, require_kind
 
 if TYPE_CHECKING:
-    from gaudi_apps.serving.service import DrawKind, ImageService
+    from gaudi_apps.inference.serving.service import DrawKind, ImageService
 
 # After a refusal, what still comes is read for so long and so far: a client that still sends may not see it otherwise.
 LINGER_SECONDS, LINGER_BYTES = 2.0, 2**26
@@ -183,7 +183,7 @@ class PageHandler(BaseHandler):
 
 @cache
 def _read_template(name: str) -> str:
-    return (resources.files("gaudi_apps.serving") / "templates" / name).read_text(encoding="utf-8")
+    return (resources.files("gaudi_apps.inference.serving") / "templates" / name).read_text(encoding="utf-8")
 
 
 @stream_request_body

@@ -20,7 +20,7 @@ from gaudi_apps.inference.exported_models import (
     read_manifest,
     refuse_file,
 )
-from gaudi_apps.serving.flags import NAME, LayoutFlags
+from gaudi_apps.inference.serving.flags import NAME, LayoutFlags
 from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
 from gaudi_ops.files import read_file, staging_folder, write_file
 

@@ -20,13 +20,13 @@ from tornado.log import app_log, gen_log
 from tornado.netutil import bind_sockets
 
 from gaudi_apps.runtime.errors import AddressError
-from gaudi_apps.serving.handlers import make_application
-from gaudi_apps.serving.service import RETRY_SECONDS, ImageService
+from gaudi_apps.inference.serving.handlers import make_application
+from gaudi_apps.inference.serving.service import RETRY_SECONDS, ImageService
 from gaudi_datasets.program import count_things
 from gaudi_ops.program import say
 
 if TYPE_CHECKING:
-    from gaudi_apps.serving.flags import ServeFlags
+    from gaudi_apps.inference.serving.flags import ServeFlags
 
 MOST_CONNECTIONS = 512
 MOST_HEADER_BYTES, READ_BYTES = 16 * 1024, 64 * 1024
