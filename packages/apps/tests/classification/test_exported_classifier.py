@@ -12,7 +12,8 @@ import pytest
 
 from gaudi_apps.classification.classifier import Classifier
 from gaudi_apps.classification.evaluator import AccuracyEvaluator
-from gaudi_apps.classification.task import PROBABILITIES, ClassifierExport, run_export
+from gaudi_apps.classification.flags import PROBABILITIES
+from gaudi_apps.classification.task import ClassifierExport, run_export
 from gaudi_apps.cli.flags import ExportFormat
 from gaudi_apps.inference.converters import run_exported, to_float32
 from gaudi_apps.inference.exported_models import FORMATS as FORMATS_OF_RUNTIMES

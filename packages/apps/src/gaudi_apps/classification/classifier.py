@@ -15,12 +15,13 @@ import numpy.typing as npt
 import PIL.Image
 import tensorflow as tf
 
-from gaudi_apps.classification.flags import LISTED
+from gaudi_apps.classification.flags import LISTED, PROBABILITIES
+from gaudi_apps.inference.converters import decode_pixels
 from gaudi_apps.inference.exported_models import CheckedExport, find_export, open_model
 from gaudi_apps.inference.media import ImageInput, Images, InputImage, Preprocessor, predict_images, read_given
 from gaudi_apps.inference.predictor import Results, assign_all, read_trained, write_csv
 from gaudi_apps.inference.visualizer import Image, add_title, enlarge
-from gaudi_datasets.classification.pipeline import prepare_image, prepare_pixels
+from gaudi_datasets.classification.pipeline import MEAN_RGB, cut_square, prepare_image, prepare_pixels
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_json
 from gaudi_datasets.program import count_things
@@ -188,24 +189,29 @@ class _ExportedClassifier(Classifier):
     """A classifier that is an export."""
 
     def __init__(self, export: CheckedExport) -> None:
-        from gaudi_apps.classification.task import PROBABILITIES, ClassifierExport
+        size = int(export.manifest["image_size"])
 
-        network = ClassifierExport(None, PROBABILITIES, export.manifest)
-        from_pixels = network.cut_square if export.format == "onnx" else network.resize
-        from_encoded = network.prepare_onnx if export.format == "onnx" else network.prepare_resized
+        def from_pixels(pixels: Any) -> Any:
+            if export.format == "onnx":  # whose model cuts the centre out itself
+                return cut_square(pixels, size)
+            return prepare_pixels(pixels, size).numpy() + MEAN_RGB
+
+        def from_encoded(encoded: bytes) -> Any:
+            return from_pixels(decode_pixels(encoded))
+
         self._prepare = Preprocessor(from_encoded, from_pixels, (tf.errors.InvalidArgumentError,))
-        self._export, self._output = open_model(export, from_encoded), PROBABILITIES
+        self._export = open_model(export, from_encoded)
         self.class_names = tuple(one["name"] for one in export.manifest["classes"])
 
     def classify(self, images: Any) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
         """Classify by the export; images are as it takes them, RGB in 0..255."""
-        probabilities = self._export.compute([*np.asarray(images)])[self._output]
+        probabilities = self._export.compute([*np.asarray(images)])[PROBABILITIES]
         classes = np.argsort(-probabilities, axis=1, kind="stable")[:, :LISTED]
         return np.take_along_axis(probabilities, classes, axis=1), classes.astype(np.int32)
 
     def answer(self, images: Any, labels: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
         """Return what `classify` does, and the cross entropy float32 [batch] with the true labels."""
-        probabilities = self._export.compute([*np.asarray(images)])[self._output]
+        probabilities = self._export.compute([*np.asarray(images)])[PROBABILITIES]
         right = np.take_along_axis(probabilities, np.asarray(labels)[:, np.newaxis], axis=1)[:, 0]
         return *self.classify(images), -np.log(np.maximum(right, np.finfo(np.float32).tiny))
 

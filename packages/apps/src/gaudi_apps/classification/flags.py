@@ -17,6 +17,7 @@ from gaudi_datasets.errors import FlagError
 
 IMAGENET_TRAIN_IMAGES = 1281167
 IMAGENET_CLASSES = 1000
+PROBABILITIES = "probabilities"  # the output of an export
 LISTED = 5  # classes of an image that are listed at most, and that top-5 accuracy counts
 
 RateKind = Literal["piecewise", "polynomial", "constant", "cosine", "cyclical"]

@@ -10,13 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from gaudi_apps.classification.data import MODEL_CONFIG_NAMES, read_class_names
-from gaudi_apps.classification.flags import LearningConfig
+from gaudi_apps.classification.flags import PROBABILITIES, LearningConfig
 from gaudi_apps.inference.converters import Agreement, ExportedNetwork, decode_pixels, to_float32
 from gaudi_apps.inference.exported_models import Arrays
 from gaudi_apps.inference.exporter import Export, ExportRequest, list_kinds, require_possible, write_exports
 from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.keras_task import MOMENTUM_NAME, Batch, KerasTask, Optimizer
-from gaudi_datasets.classification.pipeline import MEAN_RGB, prepare_image, prepare_pixels, resized_side
+from gaudi_datasets.classification.pipeline import MEAN_RGB, cut_square, prepare_image, prepare_pixels
 from gaudi_distributed import Communicator
 from gaudi_models.classifiers import LOGITS, feature_extractor, freeze_backbone
 from gaudi_models.weights import WeightsMetadata
@@ -207,7 +207,7 @@ class Adam(tf.Module):
             tf.raw_ops.ResourceApplyAdam(**slots, **powers, **constants, grad=gradient)
 
 
-PROBABILITIES, FEATURES = "probabilities", "features"
+FEATURES = "features"
 
 
 def run_export(
@@ -280,13 +280,7 @@ class ClassifierExport(ExportedNetwork):
 
     def prepare_onnx(self, encoded: bytes) -> Any:
         """Decode an image and cut the square out of it whose centre the model takes, float32 [side, side, 3]."""
-        return self.cut_square(decode_pixels(encoded))
-
-    def cut_square(self, pixels: Any) -> Any:
-        """Do so with the pixels of an image, uint8 [height, width, 3]."""
-        side = resized_side(self.image_size)
-        height, width = (round(length * side / min(pixels.shape[:2])) for length in pixels.shape[:2])
-        return tf.image.resize_with_crop_or_pad(tf.image.resize(pixels, [height, width]), side, side).numpy()
+        return cut_square(decode_pixels(encoded), self.image_size)
 
     def normalize(self, pixels: Any) -> Any:
         """Subtract the mean color."""

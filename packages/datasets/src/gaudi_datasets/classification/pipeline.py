@@ -164,6 +164,17 @@ def resized_side(image_size: int) -> int:
     return round(image_size * _MARGIN)
 
 
+def cut_square(pixels: Any, image_size: int = 224) -> Any:
+    """Resize pixels, uint8 [height, width, 3], and cut the square out whose centre `prepare_pixels` takes.
+
+    Returns:
+        float32 [side, side, 3] in 0..255, whose side is `resized_side`.
+    """
+    side = resized_side(image_size)
+    height, width = (round(length * side / min(pixels.shape[:2])) for length in pixels.shape[:2])
+    return tf.image.resize_with_crop_or_pad(tf.image.resize(pixels, [height, width]), side, side).numpy()
+
+
 _CROP_SIGNATURE: tuple[list[Any], list[list[int | None]]] = (
     [tf.string, tf.int32, tf.int32, tf.bool, tf.float32, tf.int32, tf.int64],
     [[None], [None, 4], [None], [None], [None, 3, 4], [None], [None]],
