@@ -387,8 +387,7 @@ def deploy(session: nox.Session) -> None:
     install_unpinned(session, dict.fromkeys(PACKAGES, "") | {"apps": "tensorflow-cpu,openvino,litert,serve,test"})
     session.install("--no-deps", "tensorflow-serving-api", "tritonclient", "python-rapidjson")  # its messages alone
     names = ("detection/test_openvino", "classification/test_exported_classifier", "serving/test_layout_messages")
-    tests = [f"packages/apps/tests/{name}.py" for name in names]
-    session.run("pytest", *tests, *session.posargs, env={"DEPLOY": "1"})
+    session.run("pytest", *(f"packages/apps/tests/{name}.py" for name in names), *session.posargs, env={"DEPLOY": "1"})
 
 
 @nox.session(default=False)

@@ -148,23 +148,23 @@ def compute(model: ExportedModel, inputs: Sequence[Any], batch: int) -> object:
 
 def make_run(folder: Path) -> tuple[Path, Path]:
     """Train a detector for a step by the program, and export it for each runtime; return its folder and an image."""
-    pictures = folder / "pictures"
-    pictures.mkdir()
+    photos = folder / "photos"
+    photos.mkdir()
     images, boxes = [], []
     for number, encoded in enumerate(make_images(2), 1):
-        (pictures / f"{number}.jpg").write_bytes(encoded)
+        (photos / f"{number}.jpg").write_bytes(encoded)
         images.append({"id": number, "file_name": f"{number}.jpg", "height": 300, "width": 300})
         boxes.append({"id": number, "image_id": number, "category_id": 1, "bbox": [30, 30, 150, 150]})
     annotations = folder / "annotations.json"
     document = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "noise"}]}
     annotations.write_text(json.dumps(document), encoding="utf-8")
     run = folder / "run"
-    train = ["--train_annotations", annotations, "--train_images", pictures, "--steps", 1, "--batch_size", 1]
+    train = ["--train_annotations", annotations, "--train_images", photos, "--steps", 1, "--batch_size", 1]
     start("--model_dir", run, *train, "--no_evaluate")
-    validate = ["--val_annotations", annotations, "--val_images", pictures]
+    validate = ["--val_annotations", annotations, "--val_images", photos]
     formats = ["--export_format", "onnx", "openvino", "tflite"]
     start("--mode", "export", "--model_dir", run, *validate, *formats, "--max_ap_drop", 1)
-    return run, pictures / "1.jpg"
+    return run, photos / "1.jpg"
 
 
 def predict(run: Path, photo: Path, runtime: str) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from gaudi_apps.inference.converters import (
 )
 from gaudi_apps.inference.exported_models import OnnxModel, open_exported
 from gaudi_apps.inference.exporter import NetworkModel
-from gaudi_apps.inference.quantization import LITE_TYPES, Calibration
+from gaudi_apps.inference.quantization import LITE_TYPES, Calibration, quantize_tflite
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image
 from gaudi_datasets.errors import MissingExtraError
@@ -116,7 +117,8 @@ def test_tflite_of_8_bits_has_its_convolutions_in_them_but_for_those_of_boxes(
     detector_network: Any, noise_images: list[bytes], tmp_path: Path
 ) -> None:
     network = DetectorExport(to_float32(detector_network), CATEGORIES)
-    write_tflite(network, tmp_path / "model.tflite", "int8", Calibration(noise_images, 0))
+    quantize = partial(quantize_tflite, network=network, calibration=Calibration(noise_images, 0))
+    write_tflite(network, tmp_path / "model.tflite", "int8", quantize)
     interpreter = tf.lite.Interpreter(model_path=str(tmp_path / "model.tflite"))
     tensors = {one["index"]: one for one in interpreter.get_tensor_details()}
     outputs = [(one["op_name"], tensors[int(one["outputs"][0])]) for one in interpreter._get_ops_details()]

@@ -27,7 +27,7 @@ from gaudi_apps.inference.exporter import (
     list_kinds,
     refuse_foreign,
 )
-from gaudi_apps.inference.quantization import Calibration, write_tflite
+from gaudi_apps.inference.quantization import Calibration
 from gaudi_apps.runtime.errors import ExportError
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.detection.coco import Category, parse_coco
@@ -213,8 +213,8 @@ def test_a_wrong_export_is_noticed(
 ) -> None:
     """Colours in the wrong order, the fault that nobody sees."""
 
-    def write_wrong(network: ExportedNetwork, path: Path, precision: str, calibration: Calibration | None) -> None:
-        assert (precision, calibration) == ("fp32", None)
+    def write_wrong(network: ExportedNetwork, path: Path, precision: str, quantize: object) -> None:
+        assert (precision, quantize) == ("fp32", None)
         wrong = copy.copy(network)
         inputs = keras.Input([300, 300, 3], name="images")
         wrong.model = keras.Model(inputs, network.model(inputs[..., ::-1]))

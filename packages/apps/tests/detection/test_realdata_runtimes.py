@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gaudi_apps.detection.detections import make_export_preprocessor
 from gaudi_apps.detection.detector import Detector, DetectorExport
-from gaudi_apps.detection.exported_detector import make_export_preprocessor
 from gaudi_apps.inference.converters import to_float32
 from gaudi_apps.inference.exported_models import FORMATS, open_exported
 from gaudi_apps.inference.exporter import export_format, list_kinds

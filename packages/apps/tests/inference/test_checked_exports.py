@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from gaudi_apps.inference import exported_models
-from gaudi_apps.inference.exported_models import choose_export, find_export, name_processor
+from gaudi_apps.inference.exported_models import choose_export, name_processor
+from gaudi_apps.inference.predictor import find_export
 from gaudi_datasets.errors import MissingInputError
 
 

@@ -16,7 +16,13 @@ from gaudi_apps.detection.detector import run_export
 from gaudi_apps.inference.converters import run_onnx
 from gaudi_apps.inference.exported_models import SavedModel
 from gaudi_apps.inference.serving.flags import LayoutFlags
-from gaudi_apps.inference.serving.layouts import Signature, Tensor, make_serving_config, make_triton_config, write_layout
+from gaudi_apps.inference.serving.layouts import (
+    Signature,
+    Tensor,
+    make_serving_config,
+    make_triton_config,
+    write_layout,
+)
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
 from gaudi_models.architectures import SSDArchitecture

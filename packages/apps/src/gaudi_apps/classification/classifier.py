@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from gaudi_apps.classification.flags import LISTED, PROBABILITIES
 from gaudi_apps.inference.converters import decode_pixels
-from gaudi_apps.inference.exported_models import CheckedExport, find_export, open_model
+from gaudi_apps.inference.exported_models import CheckedExport, open_model
 from gaudi_apps.inference.media import ImageInput, Images, InputImage, Preprocessor, predict_images, read_given
-from gaudi_apps.inference.predictor import Results, assign_all, read_trained, write_csv
+from gaudi_apps.inference.predictor import Results, assign_all, find_export, read_trained, write_csv
 from gaudi_apps.inference.visualizer import Image, add_title, enlarge
 from gaudi_datasets.classification.pipeline import MEAN_RGB, cut_square, prepare_image, prepare_pixels
 from gaudi_datasets.errors import DataError

@@ -19,8 +19,7 @@ from gaudi_apps.detection.data import (
     open_training_data,
     read_architecture,
 )
-from gaudi_apps.detection.detections import read_categories
-from gaudi_apps.detection.exported_detector import OpenedDetector, make_export_preprocessor, open_detector
+from gaudi_apps.detection.detections import OpenedDetector, make_export_preprocessor, open_detector, read_categories
 from gaudi_apps.detection.plan import fit_choices, make_plan
 from gaudi_apps.inference.exported_models import CheckedExport, choose_export, open_model
 from gaudi_apps.runtime.errors import warn

@@ -17,13 +17,12 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gaudi_apps.detection.detections import ObjectDetections as ObjectDetections
-from gaudi_apps.detection.detections import Refinement
-from gaudi_apps.detection.exported_detector import open_detector
+from gaudi_apps.detection.detections import Refinement, open_detector
 from gaudi_apps.inference.converters import TOLERANCE, Agreement, ExportedNetwork, to_float32
-from gaudi_apps.inference.exported_models import Arrays, CheckedExport, find_export
+from gaudi_apps.inference.exported_models import Arrays, CheckedExport
 from gaudi_apps.inference.exporter import Export, ExportRequest, list_kinds, require_possible, write_exports
 from gaudi_apps.inference.media import ImageInput, Images, InputImage, Preprocessor, predict_images, read_given
-from gaudi_apps.inference.predictor import assign_all, read_trained
+from gaudi_apps.inference.predictor import assign_all, find_export, read_trained
 from gaudi_apps.training.keras_task import Batch, KerasTask
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels

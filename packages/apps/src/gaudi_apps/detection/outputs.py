@@ -30,7 +30,7 @@ from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_apps.detection.config import ImageFlags, SaveFlag
-    from gaudi_apps.detection.exported_detector import OpenedDetector
+    from gaudi_apps.detection.detections import OpenedDetector
 
 
 LABELS, CLASSES, CSV, CROPS = "labels", "classes.txt", "detections.csv", "crops"

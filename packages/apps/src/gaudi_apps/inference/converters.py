@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from gaudi_ops.files import write_file
 from gaudi_ops.tf.keras_api import keras
 
 if TYPE_CHECKING:
+    from gaudi_apps.cli.flags import ExportPrecision
     from gaudi_apps.inference.exported_models import Arrays, ExportedModel
 
 ONNX_OPSET = 17
@@ -182,7 +183,7 @@ def write_saved_model(network: ExportedNetwork, path: Path) -> None:
     def compute_pixels(images: Any) -> dict[str, Any]:
         return network.compute(network.prepare_pixels(images))
 
-    owner = own_variables(network.model)
+    owner = _own_variables(network.model)
     owner.classes_file = tf.saved_model.Asset(str(classes_file))
     signatures = {
         "serving_default": tf.function(compute_encoded, input_signature=[ENCODED], autograph=False),
@@ -250,7 +251,46 @@ def require_onnx(wanted: str = "onnx") -> None:
             ) from error
 
 
-def own_variables(model: Any) -> Any:
+def write_tflite(
+    network: ExportedNetwork,
+    path: Path,
+    precision: ExportPrecision = "fp32",
+    quantize: Callable[[Any], bytes] | None = None,
+) -> None:
+    """Write a TensorFlow Lite model of built-in operations.
+
+    Input ``images`` float32 [batch, side, side, 3], RGB in 0..255; the batch size is 1 unless the interpreter resizes
+    it.
+
+    Args:
+        network: to export.
+        path: of the file.
+        precision: fp16 stores the weights in 16 bits; without a delegate for them they are computed with in float32.
+            int8 computes convolutions and sums in 8 bits.
+        quantize: of int8, which needs it: converts by a converter of TensorFlow Lite to the bytes of a model.
+
+    Raises:
+        ValueError: int8 without it.
+    """
+
+    def compute(images: Any) -> dict[str, Any]:
+        return network.compute_tflite(network.normalize(images))
+
+    side = network.image_size
+    signature = tf.TensorSpec([None, side, side, 3], tf.float32, name="images")
+    traced = tf.function(compute, input_signature=[signature], autograph=False)
+    owner = _own_variables(network.model)
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([traced.get_concrete_function()], owner)
+    if precision == "fp16":
+        converter.optimizations, converter.target_spec.supported_types = [tf.lite.Optimize.DEFAULT], [tf.float16]
+    if precision == "int8" and quantize is None:
+        raise ValueError("int8 needs calibration")
+    with hold_stderr():
+        content = quantize(converter) if precision == "int8" and quantize is not None else converter.convert()
+    write_file(path, content)
+
+
+def _own_variables(model: Any) -> Any:
     """Make a module of the variables alone: of a Keras model, every layer's own functions would be exported."""
     owner = tf.Module()
     owner.weights = list(model.variables)

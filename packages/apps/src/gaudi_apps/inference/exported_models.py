@@ -21,7 +21,6 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_apps.training.checkpoint import BEST, find_run_checkpoint, load_checkpoint
 from gaudi_datasets.errors import DataError, MissingExtraError, MissingInputError
 from gaudi_datasets.program import count_things
 from gaudi_distributed.devices.machine import Machine, count_processors, gather_processor
@@ -433,23 +432,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the export.json of an export."""
     manifest: dict[str, Any] = json.loads(read_text(folder / MANIFEST, limit=MAX_BYTES))
     return manifest
-
-
-def find_export(path: Path, runtime: RuntimeFlag) -> CheckedExport | None:
-    """Choose an export for the checkpoint of a run that is used, see `choose_export`; None: the network is used.
-
-    Raises:
-        MissingInputError: there is no such export, or the path is not the folder of a run.
-    """
-    checkpoint = None if runtime == "tensorflow" else find_run_checkpoint(path)
-    if checkpoint is not None:
-        loaded = load_checkpoint(checkpoint)
-        return choose_export(path, loaded.sha256, runtime, BEST if checkpoint.parent.name == BEST else str(loaded.step))
-    if runtime == "auto":
-        say(f"{path}: computes by tensorflow (it is not the folder of a run, so it has no exports)", error=True)
-    if runtime in ("tensorflow", "auto"):
-        return None
-    raise MissingInputError(f"runtime {runtime}: is for the folder of a run", path=path)
 
 
 def _list_checked(model_dir: Path, sha256: str) -> list[CheckedExport]:

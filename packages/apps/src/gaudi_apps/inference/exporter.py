@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +31,7 @@ from gaudi_apps.inference.converters import (
     whole_float32,
     write_onnx,
     write_saved_model,
+    write_tflite,
 )
 from gaudi_apps.inference.exported_models import (
     EXPORT_PRECISIONS,
@@ -45,7 +47,7 @@ from gaudi_apps.inference.exported_models import (
     open_exported,
 )
 from gaudi_apps.inference.media import find_files, is_video, read_encoded
-from gaudi_apps.inference.quantization import AccuracyBound, Calibration, quantize_onnx, write_openvino, write_tflite
+from gaudi_apps.inference.quantization import AccuracyBound, Calibration, quantize_onnx, quantize_tflite, write_openvino
 from gaudi_apps.runtime.errors import ExportError
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.errors import FlagError, MissingInputError, UnsafeError
@@ -385,7 +387,8 @@ def export_format(
         found = run_exported(open_exported(folder, name, precision, network.prepare_resized), encoded_images)
         return network.compare(_compute(network.compute, from_pixels), found)
     if name == "tflite":
-        write_tflite(network, folder / "model.tflite", precision, calibration)
+        quantize = None if calibration is None else partial(quantize_tflite, network=network, calibration=calibration)
+        write_tflite(network, folder / "model.tflite", precision, quantize)
         found = run_exported(open_exported(folder, name, precision, network.prepare_resized), encoded_images)
         return network.compare(_compute(network.compute, from_pixels), found)
     from_encoded = np.stack([network.prepare_encoded(encoded) for encoded in encoded_images])

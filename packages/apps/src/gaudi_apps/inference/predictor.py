@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,16 +25,20 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gaudi_apps.inference.addresses import Address, Source
+from gaudi_apps.inference.exported_models import CheckedExport, choose_export
 from gaudi_apps.inference.media import InputImage, Preprocessor, VideoWriter, make_batches, read_images
 from gaudi_apps.inference.visualizer import Image, write_image
 from gaudi_apps.runtime.errors import StopRequest
-from gaudi_apps.training.checkpoint import find_run_checkpoint
-from gaudi_datasets.errors import DataError
+from gaudi_apps.training.checkpoint import BEST, find_run_checkpoint, load_checkpoint
+from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.output_files import take_name, write_json
 from gaudi_datasets.program import count_things, make_console
 from gaudi_models.weights import LoadReport, WeightsFile, WeightsMetadata, assign_weights, read_weights
 from gaudi_ops.files import publish_file, read_text, staging_folder, write_file
 from gaudi_ops.program import describe_error, say
+
+if TYPE_CHECKING:
+    from gaudi_apps.cli.flags import RuntimeFlag
 
 Compute = Callable[[npt.NDArray[np.float32]], Sequence[npt.NDArray[Any]]]
 
@@ -391,6 +395,23 @@ def read_trained(path: str | os.PathLike[str]) -> tuple[WeightsFile, WeightsMeta
     if weights.metadata is None or not weights.metadata.classes:
         raise DataError("does not name its classes", path=path, remedy="use a run, a checkpoint or an export of ours")
     return weights, weights.metadata
+
+
+def find_export(path: Path, runtime: RuntimeFlag) -> CheckedExport | None:
+    """Choose an export for the checkpoint of a run that is used, see `choose_export`; None: the network is used.
+
+    Raises:
+        MissingInputError: there is no such export, or the path is not the folder of a run.
+    """
+    checkpoint = None if runtime == "tensorflow" else find_run_checkpoint(path)
+    if checkpoint is not None:
+        loaded = load_checkpoint(checkpoint)
+        return choose_export(path, loaded.sha256, runtime, BEST if checkpoint.parent.name == BEST else str(loaded.step))
+    if runtime == "auto":
+        say(f"{path}: computes by tensorflow (it is not the folder of a run, so it has no exports)", error=True)
+    if runtime in ("tensorflow", "auto"):
+        return None
+    raise MissingInputError(f"runtime {runtime}: is for the folder of a run", path=path)
 
 
 def assign_all(model: Any, weights: WeightsFile) -> LoadReport:

@@ -1,4 +1,4 @@
-"""Convert models to OpenVINO and TensorFlow Lite, and to 8 bits: by NNCF, ONNX Runtime, and TensorFlow itself.
+"""Convert models to OpenVINO, and to 8 bits: by NNCF, ONNX Runtime, and TensorFlow for its own.
 
 8 bits are for the convolutions and sums of the network. What comes before and after (normalization, decoding,
 suppression), and the layers that predict offsets of boxes, stay in float: of 8 bits there, boxes lose what AP at high
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from gaudi_apps.inference.converters import ExportedNetwork, hold_stderr, own_variables
 from gaudi_apps.inference.exported_models import ExportedModel, OpenVINOModel, Prepare, import_runtime
 from gaudi_datasets.program import ProgressLine
 from gaudi_ops.files import read_file, write_file
@@ -27,6 +26,7 @@ from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_apps.cli.flags import ExportPrecision
+    from gaudi_apps.inference.converters import ExportedNetwork
 
 OPENVINO_FILES = ("model.xml", "model.bin")
 QUANTIZED_TYPES = ("Conv", "Gemm", "MatMul", "Add", "MaxPool")  # of ONNX
@@ -228,45 +228,6 @@ def _quiet(library: str) -> Iterator[None]:
     finally:
         root.removeFilter(is_of_others)
         root.handlers[:] = handlers  # the first record at the root adds one
-
-
-def write_tflite(
-    network: ExportedNetwork, path: Path, precision: ExportPrecision = "fp32", calibration: Calibration | None = None
-) -> None:
-    """Write a TensorFlow Lite model of built-in operations.
-
-    Input ``images`` float32 [batch, side, side, 3], RGB in 0..255; the batch size is 1 unless the interpreter resizes
-    it.
-
-    Args:
-        network: to export.
-        path: of the file.
-        precision: fp16 stores the weights in 16 bits; without a delegate for them they are computed with in float32.
-            int8 computes convolutions and sums in 8 bits.
-        calibration: of int8, which needs it.
-
-    Raises:
-        ValueError: int8 without calibration.
-    """
-
-    def compute(images: Any) -> dict[str, Any]:
-        return network.compute_tflite(network.normalize(images))
-
-    side = network.image_size
-    signature = tf.TensorSpec([None, side, side, 3], tf.float32, name="images")
-    traced = tf.function(compute, input_signature=[signature], autograph=False)
-    owner = own_variables(network.model)
-    converter = tf.lite.TFLiteConverter.from_concrete_functions([traced.get_concrete_function()], owner)
-    if precision == "fp16":
-        converter.optimizations, converter.target_spec.supported_types = [tf.lite.Optimize.DEFAULT], [tf.float16]
-    if precision == "int8" and calibration is None:
-        raise ValueError("int8 needs calibration")
-    with hold_stderr():
-        if precision == "int8" and calibration is not None:
-            content = quantize_tflite(converter, network, calibration)
-        else:
-            content = converter.convert()
-    write_file(path, content)
 
 
 def quantize_tflite(converter: Any, network: ExportedNetwork, calibration: Calibration) -> bytes:

@@ -197,7 +197,7 @@ class SSDMXNetApplication(Application):
 
     def predict(self, restore: Callable[[], Restored]) -> None:
         """Detect on the user's images and videos."""
-        from gaudi_apps.detection.exported_detector import OpenedDetector
+        from gaudi_apps.detection.detections import OpenedDetector
         from gaudi_apps.detection.outputs import predict_by_flags
 
         def open_restored() -> OpenedDetector:

@@ -20,7 +20,7 @@ from tornado.web import Application, RequestHandler, stream_request_body
 from gaudi_apps.inference.serving.models import LONGEST_START, RefusedError, require_kind
 
 if TYPE_CHECKING:
-    from gaudi_apps.inference.serving.service import DrawKind, ImageService
+    from gaudi_apps.inference.serving.server import DrawKind, ImageService
 
 # After a refusal, what still comes is read for so long and so far: a client that still sends may not see it otherwise.
 LINGER_SECONDS, LINGER_BYTES = 2.0, 2**26

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gaudi_apps.inference.exported_models import (
     FORMAT,
@@ -20,10 +21,13 @@ from gaudi_apps.inference.exported_models import (
     read_manifest,
     refuse_file,
 )
-from gaudi_apps.inference.serving.flags import NAME, LayoutFlags
 from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
 from gaudi_ops.files import read_file, staging_folder, write_file
 
+if TYPE_CHECKING:
+    from gaudi_apps.inference.serving.flags import LayoutFlags
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 SERVING_BASE = PurePosixPath("/models")
 """Where the image of TensorFlow Serving has its models."""
 SERVING_CONFIG, TRITON_CONFIG, LABELS = "models.config", "config.pbtxt", "labels.txt"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import PIL.Image
@@ -105,8 +104,7 @@ def read_webp_size(encoded: bytes) -> tuple[int, int]:
     raise ValueError("no such chunk")
 
 
-@dataclass(frozen=True)
-class ServedModel:
+class ServedModel(NamedTuple):
     """A loaded network, and how it is asked.
 
     Attributes:
