@@ -16,7 +16,7 @@ from gaudi_apps.detection import detector
 from gaudi_apps.detection.detector import run_export
 from gaudi_apps.detection.evaluator import DetectionEvaluator
 from gaudi_apps.inference import exporter
-from gaudi_apps.inference.converters import Agreement, ExportedNetwork
+from gaudi_apps.inference.converters import Agreement, ExportedNetwork, write_tflite
 from gaudi_apps.inference.export_table import describe_export, report_exports
 from gaudi_apps.inference.exported_models import list_manifests, name_processor
 from gaudi_apps.inference.exporter import (

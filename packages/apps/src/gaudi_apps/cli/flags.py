@@ -37,6 +37,7 @@ class ProgramConfig:
 
 ExportFormat = Literal["saved_model", "onnx", "tflite", "openvino", "safetensors"]
 ExportPrecision = Literal["fp32", "fp16", "bf16", "int8"]
+SERVED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 RuntimeFlag = Literal["tensorflow", "auto", "openvino", "onnxruntime", "litert"]
 # Flags that some programs have, each in a group of its own.
 EvalSamples = Annotated[

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from gaudi_apps.cli.flags import RuntimeFlag
+from gaudi_apps.cli.flags import SERVED_NAME, RuntimeFlag
 from gaudi_datasets.commands.data_flags import Debug
 from gaudi_datasets.errors import MissingExtraError
 from gaudi_ops.program import say
@@ -105,9 +105,7 @@ class LayoutFlags:
     debug: Debug = False
 
     def __post_init__(self) -> None:
-        from gaudi_apps.inference.serving.layouts import NAME
-
-        if not NAME.fullmatch(self.name):
+        if not SERVED_NAME.fullmatch(self.name):
             raise ValueError(f"--name {self.name}: must be letters, digits, dots, dashes and underscores, 100 at most")
         for flag, low, most in (("version", 1, 2**31 - 1), ("max_batch", 1, 256), ("max_delay_ms", 0, 10_000)):
             if not low <= (value := getattr(self, flag)) <= most:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gaudi_apps.cli.flags import SERVED_NAME
 from gaudi_apps.inference.exported_models import (
     FORMAT,
     MANIFEST,
@@ -27,7 +27,6 @@ from gaudi_ops.files import read_file, staging_folder, write_file
 if TYPE_CHECKING:
     from gaudi_apps.inference.serving.flags import LayoutFlags
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 SERVING_BASE = PurePosixPath("/models")
 """Where the image of TensorFlow Serving has its models."""
 SERVING_CONFIG, TRITON_CONFIG, LABELS = "models.config", "config.pbtxt", "labels.txt"
@@ -141,7 +140,7 @@ def _publish(model: Path, version: Path, files: Mapping[str, bytes]) -> None:
 def _list_models(output_dir: Path) -> list[str]:
     """List the models that are laid out for TensorFlow Serving, those of earlier calls too."""
     found = {path.parents[1].name for path in output_dir.glob("*/*/saved_model.pb") if path.parent.name.isdigit()}
-    return sorted(name for name in found if NAME.fullmatch(name))
+    return sorted(name for name in found if SERVED_NAME.fullmatch(name))
 
 
 def make_serving_config(names: Iterable[str]) -> str:
