@@ -13,8 +13,8 @@ import pytest
 
 from gaudi_apps.cli import run_commands
 from gaudi_apps.detection.detector import run_export
-from gaudi_apps.inference.converters import run_onnx
-from gaudi_apps.inference.exported_models import SavedModel
+from gaudi_apps.inference.converters import decode_pixels, run_exported
+from gaudi_apps.inference.exported_models import OnnxModel, SavedModel
 from gaudi_apps.inference.serving.flags import LayoutFlags
 from gaudi_apps.inference.serving.layouts import (
     Signature,
@@ -147,7 +147,7 @@ def test_a_layout_runs_as_its_configuration_says(exports: Path, noise_images: li
     models = tmp_path / "models"
     version, config = write_layout(LayoutFlags(exports / "onnx", "triton", models, name="cells", version=3))
     text = config.read_text()
-    found = run_onnx(version / "model.onnx", noise_images[:2])
+    found = run_exported(OnnxModel(version / "model.onnx", decode_pixels, takes_floats=False), noise_images[:2])
     for name, values in found.items():
         kind = {"float32": "FP32", "int32": "INT32"}[values.dtype.name]
         assert f'name: "{name}"\n  data_type: TYPE_{kind}\n  dims: {list(values.shape[1:])}\n' in text

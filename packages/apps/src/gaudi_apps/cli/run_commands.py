@@ -15,7 +15,7 @@ import tyro
 from gaudi_apps.inference.serving.flags import LayoutFlags, ServeFlags
 from gaudi_datasets.arguments import is_switch_on
 from gaudi_datasets.commands.data_flags import Debug, subcommand
-from gaudi_datasets.errors import FlagError
+from gaudi_datasets.errors import FlagError, MissingExtraError
 from gaudi_datasets.flags import parse_flags
 from gaudi_ops.program import run_program, say
 
@@ -111,12 +111,39 @@ class Demo:
         return commands
 
 
+class Serve(ServeFlags):
+    """Serve a trained detector or classifier over HTTP, until SIGTERM or Ctrl-C."""
+
+    def run(self) -> None:
+        """Run the command."""
+        try:
+            from gaudi_apps.inference.serving.server import run_server
+        except ImportError as error:
+            name = (error.name or "").partition(".")[0]
+            if name not in ("prometheus_client", "tornado"):
+                raise
+            raise MissingExtraError(
+                f"serve: {name} is not installed", remedy="pip install 'gaudi-apps[serve]'"
+            ) from None
+        run_server(self)
+
+
+class Layout(LayoutFlags):
+    """Lay out an export as TensorFlow Serving or Triton takes it, with the configuration."""
+
+    def run(self) -> None:
+        """Run the command."""
+        from gaudi_apps.inference.serving.layouts import write_layout
+
+        say(*write_layout(self))
+
+
 _COMMANDS = (
     subcommand(Report, "report")
     | subcommand(Compare, "compare")
     | subcommand(Demo, "demo")
-    | subcommand(ServeFlags, "serve")
-    | subcommand(LayoutFlags, "layout")
+    | subcommand(Serve, "serve")
+    | subcommand(Layout, "layout")
 )
 
 

@@ -1,4 +1,4 @@
-"""Define the commands serve and layout by their flags, without importing what they use."""
+"""Define the flags of the server, and of the layouts for servers of others."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import tyro
 
 from gaudi_apps.cli.flags import SERVED_NAME, RuntimeFlag
 from gaudi_datasets.commands.data_flags import Debug
-from gaudi_datasets.errors import MissingExtraError
-from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServeFlags:
-    """Serve a trained detector or classifier over HTTP, until SIGTERM or Ctrl-C."""
+    """Name what is served, where, and the limits of what clients may ask."""
 
     model_dir: Annotated[Path, tyro.conf.arg(aliases=["-md"])]
     """folder of a run, a checkpoint, or an export as safetensors"""
@@ -53,19 +51,6 @@ class ServeFlags:
         for message in self._find_faults():
             raise ValueError(message)
 
-    def run(self) -> None:
-        """Run the command."""
-        try:
-            from gaudi_apps.inference.serving.server import run_server
-        except ImportError as error:
-            name = (error.name or "").partition(".")[0]
-            if name not in ("prometheus_client", "tornado"):
-                raise
-            raise MissingExtraError(
-                f"serve: {name} is not installed", remedy="pip install 'gaudi-apps[serve]'"
-            ) from None
-        run_server(self)
-
     def _find_faults(self) -> Iterator[str]:
         if not 0 <= self.port <= 65535:
             yield f"--port {self.port}: must be 0 to 65535"
@@ -86,7 +71,7 @@ class ServeFlags:
 
 @dataclass(frozen=True)
 class LayoutFlags:
-    """Lay out an export as TensorFlow Serving or Triton takes it, with the configuration."""
+    """Name which export is laid out for which server, and how."""
 
     export: Path
     """folder of an export: of saved_model for both servers, of onnx for Triton"""
@@ -110,9 +95,3 @@ class LayoutFlags:
         for flag, low, most in (("version", 1, 2**31 - 1), ("max_batch", 1, 256), ("max_delay_ms", 0, 10_000)):
             if not low <= (value := getattr(self, flag)) <= most:
                 raise ValueError(f"--{flag} {value:g}: must be {low} to {most}")
-
-    def run(self) -> None:
-        """Run the command."""
-        from gaudi_apps.inference.serving.layouts import write_layout
-
-        say(*write_layout(self))
