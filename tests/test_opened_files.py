@@ -20,7 +20,7 @@ ALLOWED = {
     ("gaudi_apps/inference/converters.py", "run_signatures", "read_bytes"),  # runs without our packages
     ("gaudi_apps/runtime/session.py", "__enter__", "open"),  # /dev/null
     *(("gaudi_ops/program.py", function, "os.open") for function in ("open_output", "write")),  # /dev/null
-    ("gaudi_apps/inference/serving/handlers.py", "_read_template", "read_text"),  # a file of the package
+    ("gaudi_apps/inference/serving/server.py", "_read_template", "read_text"),  # a file of the package
     ("gaudi_ops/tf/hpu.py", "load_hpu_operations", "read_text"),  # a file of the package
     ("gaudi_datasets/arguments.py", "replace_former_flags", "replace"),  # a method of flags
     # Whole folders.

@@ -15,7 +15,7 @@ from gaudi_datasets.errors import MissingInputError
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a run with exports of its checkpoint `a` and of another one, and everything installed."""
-    monkeypatch.setattr("gaudi_apps.inference.exported_models.util.find_spec", lambda name: True)
+    monkeypatch.setattr("gaudi_apps.inference.importlib.util.find_spec", lambda name: True)
     monkeypatch.setattr(exported_models, "import_runtime", lambda name: None)
     monkeypatch.setattr(exported_models, "find_obstacle", lambda name, precision: "")
     rates = {"saved_model": 50, "openvino": 10, "openvino-int8": 30, "openvino-bf16": 20, "onnx": 12, "tflite": 11}

@@ -18,7 +18,7 @@ import pytest
 
 from gaudi_apps.inference.serving.flags import ServeFlags
 from gaudi_apps.inference.serving.models import ServedModel
-from gaudi_apps.inference.serving.server import ImageService, listen, serve
+from gaudi_apps.inference.serving.service import ImageService, listen, serve
 
 PATIENCE_SECONDS = 600.0
 SMALL = runpy.run_path(str(Path(__file__).parents[1] / "small_serve.py"))

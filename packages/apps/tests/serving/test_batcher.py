@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gaudi_apps.inference.serving.server import Batcher
+from gaudi_apps.inference.serving.service import Batcher
 
 PATIENCE_SECONDS = 600.0
 HOUR = 3600.0

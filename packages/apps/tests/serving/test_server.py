@@ -19,8 +19,8 @@ from PIL import Image
 
 import gaudi_apps
 from gaudi_apps.cli import run_commands
-from gaudi_apps.inference.serving.handlers import PATHS
 from gaudi_apps.inference.serving.models import ServedModel
+from gaudi_apps.inference.serving.server import PATHS
 from gaudi_datasets.errors import FlagError, MissingExtraError
 from gaudi_models.classifiers import build_classifier
 from gaudi_models.weights import WeightsMetadata, write_weights
@@ -369,7 +369,7 @@ def test_a_missing_run_ends_the_program(run_main: Callable[..., Any], tmp_path: 
 
 @pytest.mark.parametrize("name", ["tornado", "prometheus_client"])
 def test_a_missing_extra_is_named(run_main: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    ours = tuple(f"gaudi_apps.inference.serving.{each}" for each in ("server", "handlers"))
+    ours = tuple(f"gaudi_apps.inference.serving.{each}" for each in ("server", "service"))
     for module in [one for one in sys.modules if one.startswith((*ours, f"{name}."))]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, name, None)

@@ -174,8 +174,8 @@ class ServedModel(NamedTuple):
         if self.kind == "detector":
             rows = zip(result.to_coco(), result.names, strict=True)
             return size | {"detections": [{**row, "class": name} for row, name in rows]}
-        rows = zip(result.names, result.labels.tolist(), result.probabilities.tolist(), strict=True)
-        classes = [{"class": name, "label": label, "probability": round(share, 6)} for name, label, share in rows]
+        listed = zip(result.names, result.labels.tolist(), result.probabilities.tolist(), strict=True)
+        classes = [{"class": name, "label": label, "probability": round(share, 6)} for name, label, share in listed]
         return size | {"classes": classes}
 
     def draw(self, result: Any, kind: Literal["jpeg", "png"]) -> bytes:

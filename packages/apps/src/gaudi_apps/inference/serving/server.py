@@ -1,4 +1,4 @@
-"""Serve a trained network over HTTP: listen, queue, join images into batches, and end without losing an answer.
+"""Serve over HTTP: answer requests, whose images are bounded in size and time before they are decoded, start, and end.
 
 Tornado is the server, for it is one wheel without dependencies, and bounds the time of a request's head, which uvicorn
 leaves open.
@@ -7,24 +7,29 @@ leaves open.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import secrets
 import signal
 import socket
+import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import jinja2
 import PIL.Image
 import prometheus_client
 from tornado.httpserver import HTTPServer
-from tornado.iostream import IOStream
+from tornado.iostream import IOStream, StreamClosedError
 from tornado.log import app_log, gen_log
 from tornado.netutil import bind_sockets
+from tornado.web import Application, RequestHandler, stream_request_body
 
-from gaudi_apps.inference.serving.handlers import make_application
-from gaudi_apps.inference.serving.models import RefusedError, ServedModel
+from gaudi_apps.inference.serving.models import LONGEST_START, RefusedError, require_kind
+from gaudi_apps.inference.serving.service import RETRY_SECONDS, DrawKind, ImageService
 from gaudi_apps.runtime.errors import AddressError
 from gaudi_datasets.program import count_things
 from gaudi_ops.program import say
@@ -34,269 +39,342 @@ if TYPE_CHECKING:
 
 MOST_CONNECTIONS = 512
 MOST_HEADER_BYTES, READ_BYTES = 16 * 1024, 64 * 1024
-RETRY_SECONDS = 1
-# Bodies that have begun to arrive take no more memory than this, or eight of the largest, whichever is more.
-BODY_BYTES, BODIES = 2**28, 8
-LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# After a refusal, what still comes is read for so long and so far: a client that still sends may not see it otherwise.
+LINGER_SECONDS, LINGER_BYTES = 2.0, 2**26
+HEADERS = {
+    "Server": "gaudi-apps",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+POLICY = (
+    "default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; img-src 'self' blob:; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+REMEDIES = {
+    404: "see / for the page and /openapi.json for all paths",
+    405: "see /openapi.json",
+    500: "tell the operator",
+}
+REASONS = {404: "there is nothing at this path", 405: "this path does not take this method", 500: "the server failed"}
 
-DrawKind = Literal["jpeg", "png"]
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+
+class BaseHandler(RequestHandler):
+    """A request, which is counted, and whose errors are JSON."""
+
+    path_label: ClassVar[str] = "other"
+    allowed: ClassVar[str] = "GET"
+
+    def initialize(self, state: ImageService) -> None:
+        """Keep the server."""
+        self.state, self._began, self._is_counted = state, time.monotonic(), False
+        state.begin_request()
+
+    def set_default_headers(self) -> None:
+        """Set what every answer has."""
+        for name, value in HEADERS.items():
+            self.set_header(name, value)
+
+    def write_error(self, status_code: int, **options: Any) -> None:
+        """Answer an error as JSON; of one that was not foreseen, nothing is told."""
+        status = status_code if status_code in REASONS else (500 if status_code >= 500 else status_code)
+        reason = REASONS.get(status, "the request cannot be understood")
+        self.write_refusal(RefusedError(status_code, reason, REMEDIES.get(status, "see /openapi.json")))
+        self.finish()
+
+    def write_refusal(self, error: RefusedError) -> None:
+        """Write an error, without ending the answer."""
+        self.set_status(error.status)
+        if error.status == 405:
+            self.set_header("Allow", self.allowed)
+        if error.retry_seconds is not None:
+            self.set_header("Retry-After", str(error.retry_seconds))
+        told = {"status": error.status, "message": error.message, "remedy": error.remedy}
+        self.write_json({"error": told})
+
+    def write_json(self, document: dict[str, Any]) -> None:
+        """Write a document, with its length, so that it may be sent before the request has ended."""
+        content = json.dumps(document).encode()
+        self.set_header("Content-Type", "application/json")
+        self.set_header("Content-Length", str(len(content)))
+        self.write(content)
+
+    def on_finish(self) -> None:
+        """Count the answer."""
+        self._count(self.get_status())
+        self._bound_sending()
+
+    def on_connection_close(self) -> None:
+        """Count a client that left before its answer."""
+        self._count(499)
+        super().on_connection_close()
+
+    def _count(self, status: int) -> None:
+        if not self._is_counted:
+            self._is_counted = True
+            self.state.end_request(self.path_label, status, time.monotonic() - self._began)
+
+    def _bound_sending(self) -> None:
+        """Close the connection of a client that does not take its answer in time."""
+        stream = getattr(self.request.connection, "stream", None)
+        if stream is not None and stream.writing():
+            asyncio.get_running_loop().call_later(self.state.flags.timeout_s, _close_if_writing, stream)
 
 
-class _Waiting(NamedTuple):
-    """An item that waits, since when by the clock of the loop, and what gets its result."""
-
-    item: Any
-    since: float
-    future: asyncio.Future[Any]
+def _close_if_writing(stream: Any) -> None:
+    if stream.writing():
+        stream.close()
 
 
-class Batcher(Generic[Item, Result]):
-    """Compute items in batches: a batch closes when it is full, or some time after its first item came.
+class MissingHandler(BaseHandler):
+    """A path that there is not."""
 
-    While a batch is computed, items gather for the next one. All methods are called in the thread of the event loop.
+    def prepare(self) -> None:
+        """Refuse it."""
+        self.send_error(404)
 
-    Args:
-        compute: returns the results of a batch, in its order; is called in `thread`.
-        thread: with one worker.
-        max_batch: items of a batch, at most.
-        max_delay_seconds: that an item waits for others while nothing is computed, at most.
-        on_batch: gets the number of items of each batch that was computed.
-    """
 
-    def __init__(
-        self,
-        compute: Callable[[Sequence[Item]], Sequence[Result]],
-        thread: ThreadPoolExecutor,
-        *,
-        max_batch: int,
-        max_delay_seconds: float,
-        on_batch: Callable[[int], None] = lambda size: None,
-    ) -> None:
-        self._compute, self._thread, self._on_batch = compute, thread, on_batch
-        self._max_batch, self._max_delay = max_batch, max_delay_seconds
-        self._waiting: deque[_Waiting] = deque()
-        self._timer: asyncio.TimerHandle | None = None
-        self._running: asyncio.Task[None] | None = None
+class HealthHandler(BaseHandler):
+    """Tell that the process is alive."""
 
-    def __len__(self) -> int:
-        """Return the number of items that wait for their batch."""
-        return len(self._waiting)
+    path_label = "/healthz"
 
-    async def submit(self, item: Item) -> Result:
-        """Return the result of an item; one whose caller is cancelled before its batch begins is not computed.
+    def get(self) -> None:
+        """Answer."""
+        self.write_json({"status": "alive"})
 
-        Raises:
-            Exception: what computing the batch raised.
-        """
-        loop = asyncio.get_running_loop()
-        waiting = _Waiting(item, loop.time(), loop.create_future())
-        self._waiting.append(waiting)
-        self._begin_if_due()
-        result: Result = await waiting.future
-        return result
 
-    def _begin_if_due(self) -> None:
-        """Begin a batch that is full or has waited long enough, or ask to be called when that will be so."""
-        if self._running is not None:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        while self._waiting and self._waiting[0].future.done():  # its caller has left
-            self._waiting.popleft()
-        if not self._waiting:
-            return
-        loop = asyncio.get_running_loop()
-        due = self._waiting[0].since + self._max_delay
-        if len(self._waiting) < self._max_batch and loop.time() < due:
-            self._timer = loop.call_at(due, self._begin)
+class ReadyHandler(BaseHandler):
+    """Tell whether the network has answered, and requests are taken."""
+
+    path_label = "/readyz"
+
+    def get(self) -> None:
+        """Answer 200, or 503."""
+        try:
+            model = self.state.require_model()
+        except RefusedError as error:
+            self.write_refusal(error)
         else:
-            self._begin()
+            self.write_json({"status": "ready", "kind": model.kind, "classes": list(model.classes)})
 
-    def _begin(self) -> None:
-        self._timer = None
-        batch: list[_Waiting] = []
-        while self._waiting and len(batch) < self._max_batch:
-            waiting = self._waiting.popleft()
-            if not waiting.future.done():
-                batch.append(waiting)
-        if batch:
-            self._running = asyncio.get_running_loop().create_task(self._run(batch))
 
-    async def _run(self, batch: Sequence[_Waiting]) -> None:
-        loop = asyncio.get_running_loop()
+class MetricsHandler(BaseHandler):
+    """Give the metrics to Prometheus."""
+
+    path_label = "/metrics"
+
+    def get(self) -> None:
+        """Answer in its text format."""
+        self.set_header("Content-Type", prometheus_client.CONTENT_TYPE_LATEST)
+        self.write(self.state.metrics.render())
+
+
+class SchemaHandler(BaseHandler):
+    """Give the description of all paths, requests and answers in the form of OpenAPI."""
+
+    path_label = "/openapi.json"
+
+    def get(self) -> None:
+        """Answer."""
+        self.set_header("Content-Type", "application/json")
+        self.write(_read_template("openapi.json").encode())
+
+
+class PageHandler(BaseHandler):
+    """Give the page to drop an image on."""
+
+    path_label = "/"
+
+    def get(self) -> None:
+        """Answer; its script and style, and nothing else, run by the nonce of this answer."""
+        nonce, model = secrets.token_urlsafe(16), self.state.model
+        self.set_header("Content-Security-Policy", POLICY.format(nonce))
+        template = jinja2.Environment(autoescape=True).from_string(_read_template("page.html.j2"))
+        name = self.state.flags.model_dir.resolve().name.encode(errors="replace").decode()
+        flags, kind = self.state.flags, None if model is None else model.kind
+        limits = {"megabytes": f"{flags.max_megabytes:g}", "megapixels": f"{flags.max_megapixels:g}"}
+        self.write(template.render(nonce=nonce, name=name, kind=kind, threshold=flags.score_threshold, **limits))
+
+
+@cache
+def _read_template(name: str) -> str:
+    return (resources.files("gaudi_apps.inference.serving") / "templates" / name).read_text(encoding="utf-8")
+
+
+@stream_request_body
+class ImageHandler(BaseHandler):
+    """Take an image in the body of a request; its bytes are counted as they come, whatever the head announces."""
+
+    allowed = "POST"
+    draws: ClassVar[bool] = False
+
+    def initialize(self, state: ImageService) -> None:
+        """Keep the server, and bound the time in which the body arrives."""
+        super().initialize(state)
+        self._body, self._refused, self._lingered = bytearray(), False, 0
+        self._work: asyncio.Future[Any] | None = None
+        self._limit = asyncio.get_running_loop().call_later(state.flags.timeout_s, self._time_out)
+
+    def prepare(self) -> None:
+        """Refuse what the head tells already."""
+        connection: Any = self.request.connection
+        connection.set_max_body_size(2**50)  # what arrives is counted here
+        connection.set_body_timeout(2 * (self.state.flags.timeout_s + LINGER_SECONDS))  # a time-out is answered before
+        if self.request.method == "POST":
+            self._attempt(self._judge_head)
+        else:
+            self._refuse(RefusedError(405, REASONS[405], REMEDIES[405]))
+        if self._refused and self.request.headers.get("Expect", "").lower() == "100-continue":
+            self.finish()  # nothing comes, and Tornado would ask for it
+
+    def _judge_head(self) -> None:
+        self.state.require_model()
+        self.state.require_room()
+        announced = self.request.headers.get("Content-Length", "")
+        # What is no number is refused by Tornado.
+        if announced.isascii() and announced.isdigit():
+            self._require_size(int(announced[:20]))
+
+    def _require_size(self, num_bytes: int) -> None:
+        if num_bytes > self.state.max_bytes:
+            raise RefusedError(413, f"the body has more than {self.state.max_bytes} bytes", "send a smaller file")
+
+    def data_received(self, chunk: bytes) -> None:
+        """Keep a part of the body, or drop it after a refusal."""
+        if self._refused:
+            self._lingered += len(chunk)
+            if self._lingered > LINGER_BYTES:
+                self.finish()
+            return
+        self._attempt(lambda: self._keep(chunk))
+
+    def _keep(self, chunk: bytes) -> None:
+        self._require_size(len(self._body) + len(chunk))
+        self.state.require_room(len(chunk))
+        had = len(self._body)
+        self._body += chunk
+        self.state.body_bytes += len(chunk)
+        if had < LONGEST_START <= len(self._body):
+            require_kind(bytes(self._body[:LONGEST_START]))
+
+    async def post(self) -> None:
+        """Answer, now that the body is there."""
+        self._limit.cancel()
+        if self._refused:
+            self.finish()
+            return
+        encoded = bytes(self._body)
+        self._release_body()
+        self._work = asyncio.ensure_future(self.state.answer(encoded, self._choose_drawing()))
+        del encoded
         try:
-            results = await loop.run_in_executor(self._thread, self._compute, [one.item for one in batch])
-            for one, result in zip(batch, results, strict=True):
-                if not one.future.done():
-                    one.future.set_result(result)
-            self._on_batch(len(batch))
-        except Exception as error:
-            for one in batch:
-                if not one.future.done():
-                    one.future.set_exception(error)
-        finally:
-            self._running = None
-        self._begin_if_due()
+            answer = await self._work
+        except RefusedError as error:
+            self.write_refusal(error)
+            return
+        except asyncio.CancelledError:  # the client has left
+            return
+        if isinstance(answer, bytes):
+            self.set_header("Content-Type", f"image/{self._choose_drawing()}")
+            self.write(answer)
+        else:
+            self.write_json(answer)
 
+    def refuse_method(self) -> None:
+        """End the refusal of another method, now that the body is there."""
+        self.finish()
 
-class Metrics:
-    """Count what the server does, in a registry of its own.
+    get = head = put = patch = delete = options = refuse_method
 
-    Attributes:
-        registry: of Prometheus.
-        requests: by path and status; 499: the client left.
-        seconds: from the head of a request to its answer, by path.
-        images: that were answered.
-        batches: the number of images in each batch.
-    """
+    def _choose_drawing(self) -> DrawKind | None:
+        if not self.draws:
+            return None
+        accepted = self.request.headers.get("Accept", "")
+        return "png" if "image/png" in accepted and "image/jpeg" not in accepted else "jpeg"
 
-    def __init__(self, queue_length: Callable[[], float]) -> None:
-        self.registry = prometheus_client.CollectorRegistry()
-        own: Any = {"registry": self.registry, "namespace": "gaudi"}
-        self.requests = prometheus_client.Counter("requests", "Requests by path and status.", ["path", "status"], **own)
-        self.seconds = prometheus_client.Histogram(
-            "request_seconds", "Seconds from head to answer.", ["path"], buckets=LATENCIES, **own
-        )
-        self.images = prometheus_client.Counter("images", "Images that were answered.", **own)
-        self.batches = prometheus_client.Histogram("batch_size", "Images of a batch.", buckets=SIZES, **own)
-        queue = prometheus_client.Gauge("queue_length", "Images that wait for their answer.", **own)
-        queue.set_function(queue_length)
-        prometheus_client.ProcessCollector(registry=self.registry)  # memory, processors, files
+    def on_connection_close(self) -> None:
+        """Forget a client that left; its image is not computed, unless that has begun."""
+        if self._work is not None:
+            self._work.cancel()
+        self._end_body()
+        super().on_connection_close()
 
-    def render(self) -> bytes:
-        """Return all in the text format of Prometheus."""
-        return prometheus_client.generate_latest(self.registry)
+    def on_finish(self) -> None:
+        """Count the answer."""
+        self._end_body()
+        super().on_finish()
 
+    def _end_body(self) -> None:
+        self._limit.cancel()
+        self._release_body()
 
-class ImageService:
-    """A network with its queue, limits and counts; what the handlers of requests ask.
+    def _release_body(self) -> None:
+        self.state.body_bytes -= len(self._body)
+        self._body = bytearray()
 
-    Args:
-        flags: of the server.
-
-    Attributes:
-        model: the network; None before it is loaded.
-        open_requests: that are not answered yet.
-        answered: images, so far.
-        queued: images that have arrived and wait for their answer.
-        body_bytes: of requests that are arriving.
-        is_stopping: whether the server takes no requests any more.
-    """
-
-    def __init__(self, flags: ServeFlags) -> None:
-        self.flags = flags
-        self.model: ServedModel | None = None
-        self.open_requests = self.answered = self.queued = self.body_bytes = 0
-        self.is_stopping = False
-        self.metrics = Metrics(lambda: self.queued)
-        self.max_bytes, self.max_pixels = round(flags.max_megabytes * 1e6), round(flags.max_megapixels * 1e6)
-        self._most_body_bytes = max(BODY_BYTES, BODIES * self.max_bytes)
-        self._all_answered = asyncio.Event()
-        self._network = ThreadPoolExecutor(1, "network")
-        self._decoders = ThreadPoolExecutor(flags.decoders, "decoder")
-        self._batcher: Batcher[Any, Any] = Batcher(
-            self._predict,
-            self._network,
-            max_batch=flags.max_batch,
-            max_delay_seconds=flags.max_delay_ms / 1000,
-            on_batch=self.metrics.batches.observe,
-        )
-
-    def _predict(self, images: Any) -> list[Any]:
-        if self.model is None:
-            raise RuntimeError("the network is not loaded")
-        return self.model.predict(images)
-
-    async def load(self) -> None:
-        """Load the network and warm it up, in the thread that will compute; errors are those of `ServedModel.load`."""
-        model = await asyncio.get_running_loop().run_in_executor(self._network, self._load)
-        self.model = model
-
-    def _load(self) -> ServedModel:
-        flags = self.flags
-        options = {"score_threshold": flags.score_threshold, "top": flags.top, "max_pixels": self.max_pixels}
-        model = ServedModel.load(flags.model_dir, runtime=flags.runtime, **options)  # type: ignore[arg-type]
-        model.warm_up(flags.max_batch)
-        return model
-
-    def require_model(self) -> ServedModel:
-        """Return the network.
-
-        Raises:
-            RefusedError: 503; it is not loaded yet, or the server ends.
-        """
-        if self.is_stopping:
-            raise RefusedError(503, "the server ends", "ask another one", retry_seconds=RETRY_SECONDS)
-        if self.model is None:
-            raise RefusedError(503, "the network is being loaded", "wait for /readyz", retry_seconds=RETRY_SECONDS)
-        return self.model
-
-    def require_room(self, num_bytes: int = 0) -> None:
-        """Check that one more image may wait, and so many more bytes of a body may be held.
-
-        Raises:
-            RefusedError: 429.
-        """
-        if self.queued >= self.flags.max_queue:
-            raise RefusedError(429, f"{self.queued} images wait already", "send less", retry_seconds=RETRY_SECONDS)
-        if self.body_bytes + num_bytes > self._most_body_bytes:
-            raise RefusedError(429, "too much is arriving at once", "send less", retry_seconds=RETRY_SECONDS)
-
-    async def answer(self, encoded: bytes, draw: DrawKind | None) -> dict[str, Any] | bytes:
-        """Predict on an image; return what JSON has, or the drawn image.
-
-        Raises:
-            RefusedError: 413, 415, 422; see `ServedModel.prepare`. 429, 503: see `require_room` and `require_model`.
-                503; it was not answered in time.
-        """
-        model = self.model or self.require_model()
-        self.require_room()
-        self.queued += 1
+    def _attempt(self, judge: Callable[[], None]) -> None:
         try:
-            answer = await asyncio.wait_for(self._answer(model, encoded, draw), self.flags.timeout_s)
-        except asyncio.TimeoutError:
-            message = f"not answered within {self.flags.timeout_s:g} s"
-            raise RefusedError(503, message, "send it later", retry_seconds=RETRY_SECONDS) from None
-        finally:
-            self.queued -= 1
-        self.answered += 1
-        self.metrics.images.inc()
-        return answer
+            judge()
+        except RefusedError as error:
+            self._refuse(error)
 
-    async def _answer(self, model: ServedModel, encoded: bytes, draw: DrawKind | None) -> dict[str, Any] | bytes:
-        loop = asyncio.get_running_loop()
-        image = await loop.run_in_executor(self._decoders, model.prepare, encoded)
-        result = await self._batcher.submit(image)
-        if draw is None:
-            return model.describe(result)
-        return await loop.run_in_executor(self._decoders, model.draw, result, draw)
+    def _refuse(self, error: RefusedError) -> None:
+        """Answer while the body may still be arriving, and close the connection a little later."""
+        self._refused = True
+        self._release_body()
+        self.set_header("Connection", "close")
+        self.write_refusal(error)
+        _forget(self.flush())
+        self._limit.cancel()
+        self._limit = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._finish_if_open)
 
-    def begin_request(self) -> None:
-        """Count a request that the server has to answer before it ends."""
-        self.open_requests += 1
+    def _time_out(self) -> None:
+        seconds = self.state.flags.timeout_s
+        self._refuse(RefusedError(408, f"the request did not arrive within {seconds:g} s", "send it faster"))
 
-    def end_request(self, path: str, status: int, seconds: float) -> None:
-        """Count an answer, or 499 for a client that left."""
-        self.open_requests -= 1
-        self.metrics.requests.labels(path, str(status)).inc()
-        self.metrics.seconds.labels(path).observe(seconds)
-        if self.is_stopping and not self.open_requests:
-            self._all_answered.set()
+    def _finish_if_open(self) -> None:
+        if not self._finished:
+            self.finish()
 
-    async def finish_requests(self) -> None:
-        """Refuse what comes from now on, and wait until all that came before is answered, which `timeout_s` bounds."""
-        self.is_stopping = True
-        if self.open_requests:
-            await self._all_answered.wait()
 
-    def close(self) -> None:
-        """End the threads once they have done what they do."""
-        for pool in (self._decoders, self._network):
-            pool.shutdown(wait=True, cancel_futures=True)
+def _forget(sent: Awaitable[None]) -> None:
+    """Leave it to the handler to find that the client has left."""
+
+    async def wait() -> None:
+        try:
+            await sent
+        except StreamClosedError:
+            app_log.debug("a client left before its refusal")
+
+    asyncio.ensure_future(wait())  # noqa: RUF006
+
+
+class PredictHandler(ImageHandler):
+    """Answer an image by JSON."""
+
+    path_label = "/predict"
+
+
+class DrawHandler(ImageHandler):
+    """Answer an image by the drawn image."""
+
+    path_label = "/draw"
+    draws = True
+
+
+PATHS: dict[str, type[BaseHandler]] = {
+    one.path_label: one
+    for one in (PageHandler, PredictHandler, DrawHandler, HealthHandler, ReadyHandler, MetricsHandler, SchemaHandler)
+}
+
+
+def make_application(state: ImageService) -> Application:
+    """Return the paths of a server."""
+    options: dict[str, Any] = {"default_handler_class": MissingHandler, "default_handler_args": {"state": state}}
+    routes: list[Any] = [(path, handler, {"state": state}) for path, handler in PATHS.items()]
+    return Application(routes, log_function=lambda handler: None, **options)
 
 
 class BoundedServer(HTTPServer):
