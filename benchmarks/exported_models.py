@@ -34,7 +34,7 @@ BATCHES = (1, 16)
 REPEATS, STARTS = 30, 5
 # By kind, what the export is at least over the SavedModel on processors whose 8 and 16 bits are fast; see the notes.
 LEAST = {"openvino-int8": ("avx512_vnni", 3.5), "openvino-bf16": ("avx512_bf16", 1.9)}
-FORMATS = ("saved_model", "onnx", "openvino", "tflite")
+FORMATS: Sequence[Any] = ("saved_model", "onnx", "openvino", "tflite")
 RUNTIMES = ("tensorflow", "onnxruntime", "openvino", "litert")
 CLASSES = 3
 

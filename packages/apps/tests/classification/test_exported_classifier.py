@@ -30,7 +30,7 @@ from gaudi_ops.tf.keras_api import keras
 
 pytestmark = pytest.mark.slow
 NAMES = ("red", "green", "blue")
-CONFIG: dict[str, Any] = {
+CONFIG: Any = {
     "model": "resnet18",
     "padding": "same",
     "image_size": 64,

@@ -15,7 +15,7 @@ from gaudi_datasets.errors import MissingInputError
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a run with exports of its checkpoint `a` and of another one, and everything installed."""
-    monkeypatch.setattr("gaudi_apps.inference.importlib.util.find_spec", lambda name: True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
     monkeypatch.setattr(exported_models, "import_runtime", lambda name: None)
     monkeypatch.setattr(exported_models, "find_obstacle", lambda name, precision: "")
     rates = {"saved_model": 50, "openvino": 10, "openvino-int8": 30, "openvino-bf16": 20, "onnx": 12, "tflite": 11}
@@ -114,7 +114,7 @@ def test_the_network_is_used_where_a_gpu_or_nobody_knows_what_measured_it(
 def test_what_cannot_be_run_here_is_left_out_and_named(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(exported_models.util, "find_spec", lambda name: None if name == "openvino" else True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "openvino" else True)
     chosen = choose_export(run, "a", "auto")
     assert chosen is not None
     assert chosen.folder.name == "onnx"
@@ -122,7 +122,7 @@ def test_what_cannot_be_run_here_is_left_out_and_named(
     assert [line.partition(":")[0] for line in told[:3]] == ["openvino", "openvino-bf16", "openvino-int8"]
     monkeypatch.undo()
     monkeypatch.setattr(exported_models, "find_obstacle", lambda name, precision: "no bits" * (precision == "int8"))
-    monkeypatch.setattr(exported_models.util, "find_spec", lambda name: True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
     chosen = choose_export(run, "a", "auto")
     assert chosen is not None
     assert chosen.folder.name == "openvino-bf16"

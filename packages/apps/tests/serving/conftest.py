@@ -18,7 +18,8 @@ import pytest
 
 from gaudi_apps.inference.serving.flags import ServeFlags
 from gaudi_apps.inference.serving.models import ServedModel
-from gaudi_apps.inference.serving.service import ImageService, listen, serve
+from gaudi_apps.inference.serving.server import listen, serve
+from gaudi_apps.inference.serving.service import ImageService
 
 PATIENCE_SECONDS = 600.0
 SMALL = runpy.run_path(str(Path(__file__).parents[1] / "small_serve.py"))

@@ -50,7 +50,7 @@ def test_a_full_batch_begins_at_once_and_items_gather_meanwhile(thread: ThreadPo
         await asyncio.to_thread(int)  # until all that can run has run
         assert len(batcher) == 6
         compute.permits.release(3)
-        assert await asyncio.gather(*first, *others) == [2, 4, 6, 8, 10, 12, 14, 16, 18]
+        assert [*await asyncio.gather(*first, *others)] == [2, 4, 6, 8, 10, 12, 14, 16, 18]
         assert len(batcher) == 0
 
     asyncio.run(run())
@@ -64,7 +64,7 @@ def test_a_batch_that_is_not_full_begins_after_its_delay(thread: ThreadPoolExecu
 
     async def run() -> None:
         batcher = Batcher(compute, thread, max_batch=8, max_delay_seconds=0.01)
-        assert await asyncio.gather(batcher.submit(1), batcher.submit(2)) == [2, 4]
+        assert [*await asyncio.gather(batcher.submit(1), batcher.submit(2))] == [2, 4]
         assert await batcher.submit(3) == 6
 
     asyncio.run(run())
@@ -99,6 +99,6 @@ def test_an_error_is_of_its_batch_alone(thread: ThreadPoolExecutor) -> None:
         batcher = Batcher(compute, thread, max_batch=2, max_delay_seconds=HOUR)
         results = await asyncio.gather(*map(batcher.submit, (13, 1)), return_exceptions=True)
         assert [str(one) for one in results] == ["13", "13"]
-        assert await asyncio.gather(batcher.submit(1), batcher.submit(2)) == [2, 4]
+        assert [*await asyncio.gather(batcher.submit(1), batcher.submit(2))] == [2, 4]
 
     asyncio.run(run())

@@ -164,8 +164,8 @@ def test_suppression_in_rounds_is_numpys(seed: int, threshold: float, max_detect
 
 def test_a_chain_of_boxes_is_suppressed_as_one_after_the_other() -> None:
     """Each overlaps the next one alone, so every second one stays, and each is decided in a round of its own."""
-    tops = np.arange(40, dtype=np.float32)[:, None] * np.float32([0.25, 0, 0.25, 0])
-    boxes = (tops + np.float32([0, 0, 1, 1]))[None]
+    tops = np.arange(40, dtype=np.float32)[:, None] * np.array([0.25, 0, 0.25, 0], np.float32)
+    boxes = (tops + np.array([0, 0, 1, 1], np.float32))[None]
     scores = np.stack([np.zeros(40), np.linspace(0.9, 0.1, 40)], axis=1)[None].astype(np.float32)
     kept, labels, values = suppress_by_overlaps(boxes, scores, iou_threshold=0.55, max_detections=40)
     np.testing.assert_array_equal(values[0, :20], scores[0, ::2, 1])

@@ -386,8 +386,8 @@ def predict_images(
             return run(sources)
         is_single = not isinstance(sources[0], Path) or Path(images).expanduser().is_file()
         return next(run(sources)) if is_single else list(run(sources))
-    is_array = isinstance(images, np.ndarray)
-    if isinstance(images, bytes | PIL.Image.Image | InputImage) or (is_array and images.ndim != 4):
+    is_one_array = isinstance(images, np.ndarray) and images.ndim != 4
+    if isinstance(images, bytes | PIL.Image.Image | InputImage) or is_one_array:
         return next(run([images]))
     if isinstance(images, list | tuple | np.ndarray):
         return list(run(images))
