@@ -20,6 +20,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -238,7 +239,8 @@ def predict_alone(weights: Path, images: Sequence[bytes]) -> list[Expected]:
     """Predict on each image by itself."""
     import gaudi_models.ssd
 
-    gaudi_models.ssd.build_ssd = runpy.run_path(str(TESTS / "small_ssd.py"))["build_small_ssd"]
+    names = runpy.run_path(str(TESTS / "small_serve.py"))["NAMES"]
+    gaudi_models.ssd.build_ssd = partial(runpy.run_path(str(TESTS / "small_ssd.py"))["build_small_ssd"], names=names)
     from gaudi_apps.detection.detector import Detector
 
     detector = Detector.load(weights)

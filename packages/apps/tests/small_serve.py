@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import runpy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+NAMES = ("extra7_conv1", "class_head0", "box_head0")  # of layers of the detector, so that files of weights have them
 CLASSES = ("red", "blue and <b>bold</b>")
 
 
@@ -24,11 +26,11 @@ def write_small_weights(path: Path, build: Any) -> None:
     from gaudi_ops.tf.keras_api import keras
 
     keras.utils.set_random_seed(3)
-    network = build(len(CLASSES) + 1, depth=18, pool_padding="same")
+    network = build(len(CLASSES) + 1, depth=18, pool_padding="same", names=NAMES)
     for variable in network.variables:
-        if variable.name.startswith("class/kernel"):
+        if variable.name.startswith("class_head0/kernel"):
             variable.assign(8 * variable)
-        if variable.name.startswith("box/kernel"):
+        if variable.name.startswith("box_head0/kernel"):
             variable.assign(0 * variable)
     classes = [{"id": 7 * label, "name": name} for label, name in enumerate(CLASSES, 1)]
     architecture = SSDArchitecture("resnet18")
@@ -53,5 +55,6 @@ if __name__ == "__main__":
     import gaudi_models.ssd
     from gaudi_apps.cli import run_commands
 
-    gaudi_models.ssd.build_ssd = runpy.run_path(str(Path(__file__).with_name("small_ssd.py")))["build_small_ssd"]
+    build = runpy.run_path(str(Path(__file__).with_name("small_ssd.py")))["build_small_ssd"]
+    gaudi_models.ssd.build_ssd = partial(build, names=NAMES)
     run_commands.main()

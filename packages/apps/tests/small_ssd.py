@@ -17,8 +17,12 @@ def build_small_ssd(
     pool_padding: str = "same",
     dtype: str = "float32",
     reduce_statistics: Any = None,
+    names: tuple[str, str, str] = ("hidden", "class", "box"),
 ) -> Any:
-    """Make a model with the inputs and outputs of the detector, which answers the same at each default box."""
+    """Make a model with the inputs and outputs of the detector, which answers the same at each default box.
+
+    Files of weights are read by the names of layers; other names than the detector's are left out there.
+    """
     from gaudi_models.layers import make_batch_norm
     from gaudi_ops import SSD300
     from gaudi_ops.tf.keras_api import keras
@@ -29,12 +33,12 @@ def build_small_ssd(
     x = layers.AveragePooling2D(50, name="pool", dtype="float32")(images)
     x = make_batch_norm(reduce_statistics, momentum=0.9, name="conv1_bn", dtype=dtype)(x)
     x = layers.Flatten(name="flatten", dtype=dtype)(x)
-    x = layers.Dense(128, activation="relu", name="hidden", dtype=dtype)(x)
+    x = layers.Dense(128, activation="relu", name=names[0], dtype=dtype)(x)
     outputs = [
         layers.RepeatVector(spec.num_boxes, name=f"{name}s", dtype="float32")(
             layers.Dense(size, name=name, dtype="float32")(x)
         )
-        for name, size in (("class", num_classes), ("box", 4))
+        for name, size in ((names[1], num_classes), (names[2], 4))
     ]
     return keras.Model(images, outputs, name=f"small_{pool_padding}_{depth}")
 

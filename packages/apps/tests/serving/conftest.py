@@ -11,6 +11,7 @@ import runpy
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -157,7 +158,7 @@ def start(
     weights: Path, small_network: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Running]]:
     """Return a function that starts a server by its flags, and waits until it is ready; in the end all stop."""
-    monkeypatch.setattr("gaudi_apps.detection.detector.build_ssd", small_network)
+    monkeypatch.setattr("gaudi_apps.detection.detector.build_ssd", partial(small_network, names=SMALL["NAMES"]))
     running: list[Running] = []
     end_request = ImageService.end_request
 
