@@ -76,8 +76,8 @@ LANES = (
     Lane(
         "deploy",
         (
-            *(*SOURCES, "packages/apps/tests/conftest.py", "packages/apps/tests/detection"),
-            *("packages/apps/tests/serving", "packages/apps/tests/small_serve.py"),
+            *(*SOURCES, "packages/apps/tests/conftest.py", "packages/apps/tests/small_serve.py"),
+            *(f"packages/apps/tests/{folder}" for folder in ("classification", "detection", "serving")),
         ),
         newest=True,
     ),

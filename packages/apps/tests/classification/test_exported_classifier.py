@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 
@@ -59,54 +60,69 @@ class NoiseSource:
 
 
 @pytest.fixture(scope="module")
-def classifier() -> Any:
+def images() -> list[bytes]:
+    """Three encoded images of soft blobs, red, green and blue, as smooth as photos are."""
+    shares = np.eye(3)[:, ::-1] * 0.8 + 0.2  # OpenCV writes blue, green, red
+    return [cv2.imencode(".png", draw_blobs(seed) * share)[1].tobytes() for seed, share in enumerate(shares)]
+
+
+def draw_blobs(seed: int) -> Any:
+    """Draw blobs of random colours, uint8 [120, 150, 3]."""
+    return cv2.resize(np.random.default_rng(seed).integers(0, 256, (4, 5, 3), np.uint8), (150, 120))
+
+
+@pytest.fixture(scope="module")
+def classifier(images: list[bytes]) -> Any:
     keras.utils.set_random_seed(2)
     model = to_float32(build_classifier("resnet18", 3, padding="same", image_size=64))
-    model.variables[-2].assign(20 * model.variables[-2])  # of the head: images differ in their probabilities
+    kernel, bias = model.variables[-2:]  # of the head: random features are large, which makes one class certain
+    kernel.assign(kernel / 100)
+    found = run_exported(NetworkModel(ClassifierExport(model, PROBABILITIES, CONFIG)), images)[PROBABILITIES]
+    logits = np.log(found) - np.log(found).mean(axis=0)  # which differ between these images alone
+    kernel.assign(kernel / logits.std())
+    bias.assign(-np.log(found).mean(axis=0) / logits.std())
     return model
 
 
 @pytest.mark.parametrize("name", ["onnx", *(pytest.param(each, marks=in_deploy) for each in ("tflite", "openvino"))])
 def test_a_runtime_classifies_as_the_network_does(
-    classifier: Any, noise_images: list[bytes], tmp_path: Path, name: ExportFormat
+    classifier: Any, images: list[bytes], tmp_path: Path, name: ExportFormat
 ) -> None:
     tensors = {variable.name.removesuffix(":0"): variable.numpy() for variable in classifier.variables}
     CheckpointFolder(tmp_path / "checkpoints").save(3, tensors, {"model_config": CONFIG})
     sha256 = load_checkpoint(find_checkpoints(tmp_path, "newest")[0]).sha256
-    source: Any = NoiseSource(noise_images, [0, 1, 2])
+    source: Any = NoiseSource(images, [0, 1, 2])
     evaluator = AccuracyEvaluator(source, InputOptions(1), RunFolder(tmp_path), NAMES, SingleProcess())
     request = ExportRequest(evaluator=evaluator, checkpoint=sha256)
     run_export(
-        *(classifier, CONFIG, noise_images, tmp_path / "export", (name,)), step=3, with_features=False, request=request
+        *(classifier, CONFIG, images, tmp_path / "export", (name,)), step=3, with_features=False, request=request
     )
     runtime: Any = next(each for each, form in FORMATS_OF_RUNTIMES.items() if form == name)
-    pixels = np.random.default_rng(1).integers(0, 256, (90, 70, 3), np.uint8)
+    pixels = draw_blobs(3)[:, :100]
     networks = Classifier(classifier, NAMES), Classifier.load(tmp_path, runtime=runtime)
-    expected, found = (one.predict([*noise_images, pixels]) for one in networks)
+    expected, found = (one.predict([*images, pixels]) for one in networks)
     for one, other in zip(expected, found, strict=True):
-        assert one.names == other.names
-        np.testing.assert_allclose(one.probabilities, other.probabilities, atol=2e-3)
+        shares = dict(zip(other.names, other.probabilities, strict=True))
+        np.testing.assert_allclose(one.probabilities, [shares[each] for each in one.names], atol=2e-3)
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_8_bits_are_checked_and_scored_as_those_of_detectors_are(
-    classifier: Any, noise_images: list[bytes], tmp_path: Path, name: ExportFormat
+    classifier: Any, images: list[bytes], tmp_path: Path, name: ExportFormat
 ) -> None:
     network = ClassifierExport(classifier, PROBABILITIES, CONFIG)
-    expected = run_exported(NetworkModel(network), noise_images)[PROBABILITIES]
-    source: Any = NoiseSource(noise_images, expected.argmax(axis=1).tolist())
+    expected = run_exported(NetworkModel(network), images)[PROBABILITIES]
+    source: Any = NoiseSource(images, expected.argmax(axis=1).tolist())
     folder = RunFolder(tmp_path / "unused")
     evaluator = AccuracyEvaluator(source, InputOptions(1), folder, NAMES, SingleProcess())
-    request = ExportRequest(["fp32", "int8"], evaluator, Calibration(noise_images, 0), 0.5)
-    exports = run_export(
-        classifier, CONFIG, noise_images, tmp_path, (name,), step=3, with_features=False, request=request
-    )
+    request = ExportRequest(["fp32", "int8"], evaluator, Calibration(images, 0), 0.5)
+    exports = run_export(classifier, CONFIG, images, tmp_path, (name,), step=3, with_features=False, request=request)
     assert [path.name for path in exports] == [name, f"{name}-int8"]
     manifests = [json.loads((path / "export.json").read_text()) for path in exports]
     assert manifests[1]["bytes"] < 0.3 * manifests[0]["bytes"]
     assert manifests[0]["evaluation"]["top_1"] == manifests[0]["evaluation"]["of_network"] == 1
     prepare = network.prepare_onnx if name == "onnx" else network.prepare_resized
-    found = run_exported(open_exported(tmp_path / f"{name}-int8", name, "int8", prepare), noise_images)[PROBABILITIES]
+    found = run_exported(open_exported(tmp_path / f"{name}-int8", name, "int8", prepare), images)[PROBABILITIES]
     assert found.shape == expected.shape
-    assert np.abs(found - expected).max() < 0.1
+    assert np.abs(found - expected).max() < 0.2
     assert np.abs(found - expected).max() > 0  # they are of 8 bits

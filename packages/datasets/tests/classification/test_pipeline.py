@@ -18,6 +18,7 @@ from gaudi_datasets.classification.augmentation import (
 from gaudi_datasets.classification.examples import ClassificationExample
 from gaudi_datasets.classification.pipeline import (
     MEAN_RGB,
+    cut_square,
     eval_dataset,
     prepare_image,
     prepare_pixels,
@@ -228,6 +229,17 @@ def test_evaluation_resizes_the_short_side_and_takes_the_centre(
     assert np.abs(image - expected).mean() < 5
     np.testing.assert_allclose(prepare_pixels(pixels, 32), expected, atol=1e-3)
     np.testing.assert_allclose(prepare_pixels(pixels[None], 32)[0], expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(120, 150), (120, 100), (97, 119), (64, 700), (40, 41)])
+@pytest.mark.parametrize("image_size", [32, 63])
+def test_the_square_for_models_that_cut_has_the_centre_of_evaluation(shape: tuple[int, int], image_size: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
+    square = cut_square(pixels, image_size)
+    assert square.shape == (resized_side(image_size), resized_side(image_size), 3)
+    start = (len(square) - image_size) // 2
+    centre = square[start : start + image_size, start : start + image_size]
+    np.testing.assert_allclose(centre, prepare_pixels(pixels, image_size) + MEAN_RGB, atol=1e-3)
 
 
 def test_the_sizes_are_those_of_imagenet_s_recipe() -> None:

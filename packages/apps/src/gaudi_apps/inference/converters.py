@@ -255,7 +255,7 @@ def write_tflite(
     network: ExportedNetwork,
     path: Path,
     precision: ExportPrecision = "fp32",
-    quantize: Callable[[Any], bytes] | None = None,
+    quantize: Callable[[Callable[[], Any]], bytes] | None = None,
 ) -> None:
     """Write a TensorFlow Lite model of built-in operations.
 
@@ -267,7 +267,8 @@ def write_tflite(
         path: of the file.
         precision: fp16 stores the weights in 16 bits; without a delegate for them they are computed with in float32.
             int8 computes convolutions and sums in 8 bits.
-        quantize: of int8, which needs it: converts by a converter of TensorFlow Lite to the bytes of a model.
+        quantize: of int8, which needs it: takes what makes a converter of TensorFlow Lite, and returns the bytes of a
+            model.
 
     Raises:
         ValueError: int8 without it.
@@ -280,13 +281,21 @@ def write_tflite(
     signature = tf.TensorSpec([None, side, side, 3], tf.float32, name="images")
     traced = tf.function(compute, input_signature=[signature], autograph=False)
     owner = _own_variables(network.model)
-    converter = tf.lite.TFLiteConverter.from_concrete_functions([traced.get_concrete_function()], owner)
-    if precision == "fp16":
-        converter.optimizations, converter.target_spec.supported_types = [tf.lite.Optimize.DEFAULT], [tf.float16]
+
+    def make_converter() -> Any:
+        return tf.lite.TFLiteConverter.from_concrete_functions([traced.get_concrete_function()], owner)
+
     if precision == "int8" and quantize is None:
         raise ValueError("int8 needs calibration")
     with hold_stderr():
-        content = quantize(converter) if precision == "int8" and quantize is not None else converter.convert()
+        if precision == "int8" and quantize is not None:
+            content = quantize(make_converter)
+        else:
+            converter = make_converter()
+            if precision == "fp16":
+                converter.optimizations = [tf.lite.Optimize.DEFAULT]
+                converter.target_spec.supported_types = [tf.float16]
+            content = converter.convert()
     write_file(path, content)
 
 

@@ -230,11 +230,12 @@ def _quiet(library: str) -> Iterator[None]:
         root.handlers[:] = handlers  # the first record at the root adds one
 
 
-def quantize_tflite(converter: Any, network: ExportedNetwork, calibration: Calibration) -> bytes:
+def quantize_tflite(make_converter: Callable[[], Any], network: ExportedNetwork, calibration: Calibration) -> bytes:
     """Convert a network to TensorFlow Lite with convolutions and sums in 8 bits; inputs and outputs stay float32.
 
     Args:
-        converter: of TensorFlow Lite, of a function that takes resized images.
+        make_converter: returns a converter of TensorFlow Lite, of a function that takes resized images. TensorFlow 2.15
+            cannot convert twice by one.
         network: that it is of.
         calibration: images for the ranges.
     """
@@ -243,7 +244,8 @@ def quantize_tflite(converter: Any, network: ExportedNetwork, calibration: Calib
         for encoded in calibration.encoded:
             yield [network.prepare_resized(encoded)[np.newaxis].astype(np.float32)]
 
-    kinds, kept = _list_float(tf.lite.Interpreter(model_content=converter.convert()), network)
+    kinds, kept = _list_float(tf.lite.Interpreter(model_content=make_converter().convert()), network)
+    converter = make_converter()
     converter.optimizations, converter.representative_dataset = [tf.lite.Optimize.DEFAULT], read
     options = tf.lite.experimental.QuantizationDebugOptions(denylisted_ops=kinds, denylisted_nodes=kept)
     # The one public way to choose layers. What it says of differences is not asked for.

@@ -170,9 +170,7 @@ def cut_square(pixels: Any, image_size: int = 224) -> Any:
     Returns:
         float32 [side, side, 3] in 0..255, whose side is `resized_side`.
     """
-    side = resized_side(image_size)
-    height, width = (round(length * side / min(pixels.shape[:2])) for length in pixels.shape[:2])
-    return tf.image.resize_with_crop_or_pad(tf.image.resize(pixels, [height, width]), side, side).numpy()
+    return _resize_center(pixels, image_size, resized_side(image_size)).numpy()
 
 
 _CROP_SIGNATURE: tuple[list[Any], list[list[int | None]]] = (
@@ -245,17 +243,22 @@ def _decode_whole(encoded: Any, decoding: Any) -> Any:
     return tf.ensure_shape(pixels, [None, None, 3])
 
 
-def _resize_center(pixels: Any, image_size: int) -> Any:
-    """Resize the short side to `resized_side` and cut out the centre, bilinear: float32 [..., side, side, 3]."""
+def _resize_center(pixels: Any, image_size: int, side: int | None = None) -> Any:
+    """Resize the short side to `resized_side` and cut out a square, bilinear: float32 [..., side, side, 3].
+
+    The centre of ``image_size`` is cut out, or a square of ``side`` whose own centre it is.
+    """
     size = tf.shape(pixels)[-3:-1]
     kept = tf.minimum(size, _LONGEST * tf.reduce_min(size))
     top, left = tf.unstack((size - kept) // 2)
     pixels = pixels[..., top : top + kept[0], left : left + kept[1], :]
     scale = resized_side(image_size) / tf.reduce_min(size)
     resized_size = tf.cast(tf.math.rint(tf.cast(kept, tf.float64) * scale), tf.int32)
-    top, left = tf.unstack((resized_size - image_size) // 2)
-    center = tf.image.resize(pixels, resized_size)[..., top : top + image_size, left : left + image_size, :]
-    return tf.ensure_shape(center, [*pixels.shape[:-3], image_size, image_size, 3])
+    side = side or image_size
+    # The halves are rounded one by one: of the square alone, its centre would be beside that of the image by a pixel.
+    top, left = tf.unstack((resized_size - image_size) // 2 - (side - image_size) // 2)
+    center = tf.image.resize(pixels, resized_size)[..., top : top + side, left : left + side, :]
+    return tf.ensure_shape(center, [*pixels.shape[:-3], side, side, 3])
 
 
 def resize_crop(pixels: Any, image_size: int) -> Any:
