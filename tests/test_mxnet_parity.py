@@ -189,7 +189,7 @@ def test_a_checkpoint_of_mxnet_is_exported_by_ssd_train(pair: Pair, tmp_path: Pa
     model_config = {**make_category_config(pair.val.categories), "pool_padding": pool_padding}
     tensors = read_tensors(pair.net)
     tensors |= {f"{MOMENTUM_NAME}{name}": np.zeros_like(values) for name, values in tensors.items()}
-    CheckpointFolder(tmp_path / "run" / "checkpoints").save(7, tensors, {"model_config": model_config})
+    CheckpointFolder(tmp_path / "run" / "checkpoints").save(7, tensors, model_config)
     files = [tmp_path / str(place) for place in range(BATCH)]
     for place, file in enumerate(files):
         file.write_bytes(pair.val.read(place).encoded)

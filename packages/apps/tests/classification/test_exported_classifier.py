@@ -21,6 +21,7 @@ from gaudi_apps.inference.exported_models import FORMATS as FORMATS_OF_RUNTIMES
 from gaudi_apps.inference.exported_models import open_exported
 from gaudi_apps.inference.exporter import ExportRequest, NetworkModel
 from gaudi_apps.inference.quantization import Calibration
+from gaudi_apps.inference.serving.models import ServedModel
 from gaudi_apps.training.checkpoint import CheckpointFolder, find_checkpoints, load_checkpoint
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.classification.examples import ClassificationExample
@@ -89,7 +90,7 @@ def test_a_runtime_classifies_as_the_network_does(
     classifier: Any, images: list[bytes], tmp_path: Path, name: ExportFormat
 ) -> None:
     tensors = {variable.name.removesuffix(":0"): variable.numpy() for variable in classifier.variables}
-    CheckpointFolder(tmp_path / "checkpoints").save(3, tensors, {"model_config": CONFIG})
+    CheckpointFolder(tmp_path / "checkpoints").save(3, tensors, CONFIG)
     sha256 = load_checkpoint(find_checkpoints(tmp_path, "newest")[0]).sha256
     source: Any = NoiseSource(images, [0, 1, 2])
     evaluator = AccuracyEvaluator(source, InputOptions(1), RunFolder(tmp_path), NAMES, SingleProcess())
@@ -104,6 +105,9 @@ def test_a_runtime_classifies_as_the_network_does(
     for one, other in zip(expected, found, strict=True):
         shares = dict(zip(other.names, other.probabilities, strict=True))
         np.testing.assert_allclose(one.probabilities, [shares[each] for each in one.names], atol=2e-3)
+    served = ServedModel.load(tmp_path, runtime=runtime, score_threshold=0.3, top=2, max_pixels=10**6)
+    answers = [served.describe(one)["classes"] for one in served.predict([served.prepare(each) for each in images])]
+    assert [[row["class"] for row in rows] for rows in answers] == [list(one.names[:2]) for one in found[:3]]
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -21,7 +21,7 @@ import gaudi_apps
 from gaudi_apps.cli import run_commands
 from gaudi_apps.inference.serving.models import ServedModel
 from gaudi_apps.inference.serving.server import PATHS
-from gaudi_datasets.errors import FlagError, MissingExtraError
+from gaudi_datasets.errors import MissingExtraError
 from gaudi_models.classifiers import build_classifier
 from gaudi_models.weights import WeightsMetadata, write_weights
 
@@ -336,9 +336,6 @@ def test_a_classifier_names_classes(start: Start, images: list[bytes], tmp_path:
     assert [one["label"] for one in found["classes"]] == expected.labels.tolist()
     np.testing.assert_allclose([one["probability"] for one in found["classes"]], expected.probabilities, atol=1e-4)
     assert Image.open(io.BytesIO(server.post("/draw", images[0]).body)).format == "JPEG"
-    with pytest.raises(FlagError) as caught:
-        ServedModel.load(path, runtime="openvino", score_threshold=0.3, top=1, max_pixels=1)
-    assert caught.value.flag == "--runtime"
 
 
 @pytest.mark.slow

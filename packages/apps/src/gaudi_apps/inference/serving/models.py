@@ -13,7 +13,7 @@ import PIL.Image
 import gaudi_apps
 from gaudi_apps.inference.media import InputImage
 from gaudi_apps.inference.predictor import read_trained
-from gaudi_datasets.errors import DataError, FlagError
+from gaudi_datasets.errors import DataError
 from gaudi_models.architectures import CLASSIFIERS
 
 if TYPE_CHECKING:
@@ -127,15 +127,12 @@ class ServedModel(NamedTuple):
 
         Raises:
             GaudiError, WeightsError: as by `gaudi_apps.Detector.load` and `gaudi_apps.Classifier.load`.
-            FlagError: the runtime is one of detectors, and the run is of a classifier.
         """
         _, metadata = read_trained(path)
         if metadata.model not in CLASSIFIERS:
             options = {"score_threshold": score_threshold}
             return cls(gaudi_apps.Detector.load(path, runtime=runtime), "detector", options, max_pixels)
-        if runtime not in ("tensorflow", "auto"):
-            raise FlagError(f"--runtime {runtime}: runs detectors", flag="--runtime", remedy="leave it out")
-        return cls(gaudi_apps.Classifier.load(path), "classifier", {"top": top}, max_pixels)
+        return cls(gaudi_apps.Classifier.load(path, runtime=runtime), "classifier", {"top": top}, max_pixels)
 
     @property
     def classes(self) -> tuple[str, ...]:
