@@ -128,5 +128,5 @@ def test_8_bits_are_checked_and_scored_as_those_of_detectors_are(
     prepare = network.prepare_onnx if name == "onnx" else network.prepare_resized
     found = run_exported(open_exported(tmp_path / f"{name}-int8", name, "int8", prepare), images)[PROBABILITIES]
     assert found.shape == expected.shape
-    assert np.abs(found - expected).max() < 0.2
+    assert np.abs(found - expected).max() < 0.3
     assert np.abs(found - expected).max() > 0  # they are of 8 bits

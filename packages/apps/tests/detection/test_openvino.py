@@ -250,7 +250,7 @@ def test_an_export_is_evaluated_without_tensorflow_as_it_was_when_it_was_exporte
     scores = json.loads((run / "evaluation.json").read_text())
     manifest = json.loads((run / "export" / kind / "export.json").read_text())
     assert (scores["export"], scores["step"], scores["split"]) == (kind, 1, "val")
-    assert scores["AP"] == pytest.approx(manifest["evaluation"]["AP"], abs=1e-3)
+    assert scores["figures"]["AP"] == pytest.approx(manifest["evaluation"]["AP"], abs=1e-3)
     assert (run / "report.html").is_file()
 
 

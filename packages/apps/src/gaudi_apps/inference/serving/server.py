@@ -478,15 +478,17 @@ async def serve(flags: ServeFlags, sockets: list[socket.socket], stop: asyncio.E
 
 
 def _stop_at_signals(stop: asyncio.Event) -> None:
-    """Set the event at the first SIGTERM, SIGINT or SIGHUP that is not ignored, and be interrupted by a second one."""
+    """Set the event at the first SIGTERM, SIGINT or SIGHUP that is not ignored, and be interrupted by a second one.
+
+    Both are callbacks of the loop, which a signal wakes; a handler of Python's own would wait for the loop's next event.
+    """
     loop = asyncio.get_running_loop()
 
     def note() -> None:
-        for number in noted:
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.default_int_handler)
+        if stop.is_set():
+            raise KeyboardInterrupt
         stop.set()
 
-    noted = [one for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
-    for number in noted:
-        loop.add_signal_handler(number, note)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            loop.add_signal_handler(number, note)
