@@ -385,7 +385,8 @@ def browser(session: nox.Session) -> None:
 def deploy(session: nox.Session) -> None:
     """Test exports for OpenVINO and LiteRT, which need a newer NumPy than MXNet, and layouts by servers' messages."""
     install_unpinned(session, dict.fromkeys(PACKAGES, "") | {"apps": "tensorflow-cpu,openvino,litert,serve,test"})
-    session.install("--no-deps", "tensorflow-serving-api", "tritonclient", "python-rapidjson")  # its messages alone
+    # Their messages alone, made by protobuf 4, as that beside TensorFlow 2.15 is.
+    session.install("--no-deps", "tensorflow-serving-api==2.15.*", "tritonclient<2.52", "python-rapidjson")
     names = ("detection/test_openvino", "classification/test_exported_classifier", "serving/test_layout_messages")
     session.run("pytest", *(f"packages/apps/tests/{name}.py" for name in names), *session.posargs, env={"DEPLOY": "1"})
 

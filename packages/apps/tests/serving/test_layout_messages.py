@@ -9,9 +9,7 @@ import pytest
 
 from gaudi_apps.inference.serving.layouts import Signature, Tensor, make_serving_config, make_triton_config
 
-pytestmark = pytest.mark.skipif(
-    "DEPLOY" not in os.environ, reason="the messages need a newer protobuf than the default lane has; nox -s deploy"
-)
+pytestmark = pytest.mark.skipif("DEPLOY" not in os.environ, reason="DEPLOY is not set; nox -s deploy sets it")
 ONNX = Signature(
     [Tensor("images", "UINT8", (-1, -1, 3))],
     [Tensor("boxes_yxyx", "FP32", (200, 4)), Tensor("labels", "INT32", (200,)), Tensor("probabilities", "FP32", (5,))],
