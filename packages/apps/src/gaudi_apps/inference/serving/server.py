@@ -480,7 +480,7 @@ async def serve(flags: ServeFlags, sockets: list[socket.socket], stop: asyncio.E
 def _stop_at_signals(stop: asyncio.Event) -> None:
     """Set the event at the first SIGTERM, SIGINT or SIGHUP that is not ignored, and be interrupted by a second one.
 
-    Both are callbacks of the loop, which a signal wakes; a handler of Python's own would wait for the loop's next event.
+    Both are callbacks of the loop, which a signal wakes; a handler of Python's own would wait for its next event.
     """
     loop = asyncio.get_running_loop()
 
