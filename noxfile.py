@@ -383,10 +383,9 @@ def browser(session: nox.Session) -> None:
 
 @nox.session(default=False, python="3.11")
 def deploy(session: nox.Session) -> None:
-    """Test exports for OpenVINO and LiteRT, which need a newer NumPy than MXNet, and layouts by servers' messages."""
+    """Test exports for OpenVINO and LiteRT, which need a newer NumPy than MXNet, and layouts by messages of protobuf 4."""
     install_unpinned(session, dict.fromkeys(PACKAGES, "") | {"apps": "tensorflow-cpu,openvino,litert,serve,test"})
-    # Their messages alone, made by protobuf 4, as that beside TensorFlow 2.15 is.
-    session.install("--no-deps", "tensorflow-serving-api==2.15.*", "tritonclient<2.52", "python-rapidjson")
+    session.install("--no-deps", "tensorflow-serving-api<2.16", "tritonclient<2.52", "python-rapidjson")
     names = ("detection/test_openvino", "classification/test_exported_classifier", "serving/test_layout_messages")
     session.run("pytest", *(f"packages/apps/tests/{name}.py" for name in names), *session.posargs, env={"DEPLOY": "1"})
 
