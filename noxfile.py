@@ -383,7 +383,7 @@ def browser(session: nox.Session) -> None:
 
 @nox.session(default=False, python="3.11")
 def deploy(session: nox.Session) -> None:
-    """Test exports for OpenVINO and LiteRT, which need a newer NumPy than MXNet, and layouts by messages of protobuf 4."""
+    """Test exports for OpenVINO and LiteRT, beside a newer NumPy than MXNet takes, and layouts, by protobuf 4."""
     install_unpinned(session, dict.fromkeys(PACKAGES, "") | {"apps": "tensorflow-cpu,openvino,litert,serve,test"})
     session.install("--no-deps", "tensorflow-serving-api<2.16", "tritonclient<2.52", "python-rapidjson")
     names = ("detection/test_openvino", "classification/test_exported_classifier", "serving/test_layout_messages")
