@@ -65,12 +65,13 @@ class Running:
     """A server that runs in a thread of this process.
 
     Attributes:
+        flags: of the server.
         port: of the server.
         ended: the path and status of each request, as it ends.
     """
 
     def __init__(self, flags: ServeFlags) -> None:
-        self.ended: queue.Queue[tuple[str, int]] = queue.Queue()
+        self.flags, self.ended = flags, queue.Queue[tuple[str, int]]()
         sockets = listen(flags.host, 0)
         self.port = int(sockets[0].getsockname()[1])
         self._is_up, self.error = threading.Event(), list[BaseException]()
@@ -160,16 +161,16 @@ def start(
     """Return a function that starts a server by its flags, and waits until it is ready; in the end all stop."""
     monkeypatch.setattr("gaudi_apps.detection.detector.build_ssd", partial(small_network, names=SMALL["NAMES"]))
     running: list[Running] = []
-    end_request = ImageService.end_request
+    count_answer = ImageService.count_answer
 
-    def end_and_tell(state: ImageService, path: str, status: int, seconds: float) -> None:
-        end_request(state, path, status, seconds)
+    def count_and_tell(state: ImageService, path: str, status: int, seconds: float) -> None:
+        count_answer(state, path, status, seconds)
         running[-1].ended.put((path, status))
 
     def run(*, waits: bool = True, **flags: Any) -> Running:
         server = Running(ServeFlags(flags.pop("model_dir", weights), **flags))
         running.append(server)
-        monkeypatch.setattr(ImageService, "end_request", end_and_tell)
+        monkeypatch.setattr(ImageService, "count_answer", count_and_tell)
         while waits and server.ask("GET", "/readyz").status != 200:
             assert not server.error
         return server

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from collections.abc import Callable
@@ -105,6 +106,35 @@ def test_versions_and_models_lie_side_by_side(export: Path, tmp_path: Path) -> N
     assert caught.value.path == str(models / "cells" / "2")
 
 
+def test_a_configuration_of_another_model_stays(export: Path, tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    write_layout(LayoutFlags(export, "tensorflow_serving", models, name="cells"))
+    config = models / "models.config"
+    config.write_text(own := config.read_text().replace("/models/cells", "s3://cells"))
+    with pytest.raises(UnsafeError) as caught:
+        write_layout(LayoutFlags(export, "tensorflow_serving", models, name="other"))
+    assert caught.value.path == str(config)
+    assert config.read_text() == own
+    assert not (models / "other" / "1").exists()
+
+
+def test_what_stopped_before_the_version_is_done_again(
+    export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = LayoutFlags(export, "tensorflow_serving", tmp_path / "models", name="cells")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.rename", fail)
+        with pytest.raises(OSError, match="no space"):
+            write_layout(flags)
+    version, config = write_layout(flags)
+    assert (version / "saved_model.pb").is_file()
+    assert config.read_text() == SERVING
+
+
 def test_what_is_no_whole_export_is_refused(export: Path, tmp_path: Path) -> None:
     flags = LayoutFlags(export, "tensorflow_serving", tmp_path / "models")
     with pytest.raises(MissingInputError):
@@ -114,6 +144,11 @@ def test_what_is_no_whole_export_is_refused(export: Path, tmp_path: Path) -> Non
     with pytest.raises(DataError) as caught:
         write_layout(flags)
     assert caught.value.path == str(export)
+    wrong: dict[str, Any]
+    for wrong in ({"sha256": []}, {"classes": ["red"]}, {"kind": 3}, {"sha256": {"saved_model.pb/x": "0"}}):
+        (export / "export.json").write_text(json.dumps(manifest | wrong))
+        with pytest.raises(DataError):
+            write_layout(flags)
     sums = manifest["sha256"] | {"../secret": "0"}
     (export / "export.json").write_text(json.dumps(manifest | {"sha256": sums}))
     with pytest.raises(UnsafeError):
@@ -126,7 +161,9 @@ def test_what_is_no_whole_export_is_refused(export: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "models").exists()
 
 
-@pytest.mark.parametrize("flag", ["--name ../x", "--version 0", "--max_batch 0"])
+@pytest.mark.parametrize(
+    "flag", ["--name ../x", "--version 0", "--max_batch 0", "--server tensorflow_serving --max_batch 4"]
+)
 def test_a_value_out_of_bounds_is_refused(run_main: Callable[..., Any], flag: str) -> None:
     words = ["layout", "--export", "x", "--server", "triton", "-o", "y", *flag.split()]
     assert run_main(run_commands.main, words).status == 64
@@ -153,6 +190,10 @@ def test_a_layout_runs_as_its_configuration_says(exports: Path, noise_images: li
         assert f'name: "{name}"\n  data_type: TYPE_{kind}\n  dims: {list(values.shape[1:])}\n' in text
     assert 'name: "images"\n  data_type: TYPE_UINT8\n  dims: [-1, -1, 3]\n' in text
     assert (models / "cells" / "labels.txt").read_text() == "red\nblue\n"
+    write_layout(LayoutFlags(exports / "onnx", "triton", models, name="cells", version=4, max_batch=3))
+    with pytest.raises(UnsafeError) as caught:
+        write_layout(LayoutFlags(exports / "saved_model", "triton", models, name="cells", version=5))
+    assert caught.value.path == str(config)
 
     version, config = write_layout(LayoutFlags(exports / "saved_model", "triton", models, name="saved"))
     outputs = SavedModel(version / "model.savedmodel").compute(noise_images[:2])

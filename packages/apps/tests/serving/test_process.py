@@ -21,13 +21,14 @@ pytestmark = pytest.mark.slow
 class Started:
     """A server in a process of its own, which is ready."""
 
-    def __init__(self, weights: Path, port: int = 0) -> None:
+    def __init__(self, weights: Path, port: int = 0, *, waits: bool = True) -> None:
         words = [sys.executable, PROGRAM, "serve", "--model_dir", weights, "--port", port, "--timeout_s", 600]
         self.process = subprocess.Popen([*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.out = self.process.stdout
         self.port = int(self.out.readline().partition(": listens")[0].rpartition(":")[2])
-        assert "ready" in self.out.readline()
+        if waits:
+            assert "ready" in self.out.readline()
 
     def post(self, image: bytes) -> int:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS)
@@ -39,8 +40,8 @@ class Started:
 def start(weights: Path) -> Iterator[Callable[..., Started]]:
     started: list[Started] = []
 
-    def run(port: int = 0) -> Started:
-        started.append(Started(weights, port))
+    def run(port: int = 0, *, waits: bool = True) -> Started:
+        started.append(Started(weights, port, waits=waits))
         return started[-1]
 
     yield run
@@ -79,6 +80,19 @@ def test_a_second_signal_interrupts(start: Callable[..., Started], images: list[
         server.process.send_signal(signal.SIGTERM)
         _, err = server.process.communicate(timeout=PATIENCE_SECONDS)
     assert server.process.returncode == 75
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("signals", "status"), [(1, 0), (2, 75)])
+def test_a_load_is_not_waited_for(start: Callable[..., Started], signals: int, status: int) -> None:
+    server = start(waits=False)
+    server.process.send_signal(signal.SIGTERM)
+    if signals == 2:
+        assert "finishes 0 requests" in server.out.readline()
+        server.process.send_signal(signal.SIGTERM)
+    out, err = server.process.communicate(timeout=PATIENCE_SECONDS)
+    assert server.process.returncode in (status, 0)
+    assert "ready" not in out
     assert "Traceback" not in err
 
 

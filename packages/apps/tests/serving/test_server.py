@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import io
 import json
 import socket
@@ -56,6 +57,12 @@ def make_many_scans() -> bytes:
     while photo[end + 1] == 0:
         end = photo.index(b"\xff", end + 1)
     return photo[:begin] + 1000 * photo[begin:end] + photo[end:]
+
+
+def make_two_heads() -> bytes:
+    """Make a PNG whose second head is of 900 million pixels; Pillow would believe that one."""
+    photo = encode((8, 8), "PNG")
+    return photo[:33] + make_png_head(30_000, 30_000)[8:33] + photo[33:]
 
 
 def check(answer: Any, schema: str, document: Any) -> Any:
@@ -121,6 +128,9 @@ REFUSED = {
     **{f"half of a {kind}": (encode((90, 90), kind)[: len(encode((90, 90), kind)) // 2], 422) for kind in KINDS},
     "the head of a JPEG": (b"\xff\xd8\xff\xe0", 422),
     "a JPEG of a thousand scans": (make_many_scans(), 422),
+    "a JPEG of a hundred thousand segments": (b"\xff\xd8" + 100_000 * b"\xff\xe5\x00\x02", 422),
+    "a JPEG of half a megabyte of fill bytes": (b"\xff\xd8" + 400_000 * b"\xff", 422),
+    "a PNG of two heads": (make_two_heads(), 422),
     "a PNG of 900 million pixels": (make_png_head(30_000, 30_000), 413),
     "a WebP of 268 million pixels": (make_webp_head(16_384, 16_384), 413),
     "a PNG without pixels": (make_png_head(0, 8), 422),
@@ -138,6 +148,116 @@ def test_what_is_no_image_that_is_taken_is_refused(server: Any, schema: Any, pat
     assert answer.refusal["remedy"]
     assert server.count(f'gaudi_requests_total{{path="{path}",status="{status}"}}') == 1
     assert server.post("/predict", encode((1000, 1000), "PNG")).status == 200
+
+
+def test_what_follows_a_photo_is_no_part_of_it(server: Any, weights: Path) -> None:
+    """As the video that some phones append, in which bytes happen to look like those of scans."""
+    photo = encode((64, 64), "JPEG")
+    answer = server.post("/predict", photo + 200 * b"\xff\xda\x00\x02 ")
+    assert (answer.status, answer.document["width"]) == (200, 64)
+
+
+def test_a_drawing_that_no_jpeg_holds_is_refused(server: Any) -> None:
+    long = encode((65_600, 10), "PNG")
+    assert server.post("/draw", long).status == 413
+    assert server.post("/draw", long, Accept="image/png").status == 200
+
+
+def test_the_memory_of_what_waits_is_bounded(
+    start: Start, gate: Any, images: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gaudi_apps.inference.serving.service.BODY_BYTES", 2 * len(images[1]) - 1)
+    monkeypatch.setattr("gaudi_apps.inference.serving.service.BODIES", 0)
+    server = start(timeout_s=600.0, max_batch=1)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(server.post, "/predict", images[1])
+        assert gate.sizes.get(timeout=600) == 1
+        refused = server.post("/predict", images[1])
+        assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
+        gate.open()
+        assert first.result().status == 200
+    assert server.post("/predict", images[1]).status == 200
+
+
+def test_images_of_clients_that_left_are_not_decoded(
+    start: Start, gate: Any, images: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, prepared = ServedModel.prepare, list[int]()
+
+    def prepare_later(model: ServedModel, encoded: bytes, **options: Any) -> Any:
+        prepared.append(len(encoded))
+        gate.pass_through(0)
+        return prepare(model, encoded, **options)
+
+    monkeypatch.setattr(ServedModel, "prepare", prepare_later)
+    server = start(decoders=1, timeout_s=600.0)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(server.post, "/predict", images[0])
+        assert gate.sizes.get(timeout=600) == 0
+        for _ in range(3):
+            server.begin(images[1]).close()
+            server.wait_for_end_of("/predict", 499)
+        gate.open()
+        assert first.result().status == 200
+    assert prepared == [len(images[0])]
+
+
+def test_a_connection_too_many_is_told_so(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start()
+    monkeypatch.setattr("gaudi_apps.inference.serving.server.MOST_CONNECTIONS", 0)
+    refused = server.ask("GET", "/healthz")
+    assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+
+
+def test_a_client_that_asks_before_it_sends_is_told_no(server: Any) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as opened:
+        opened.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 999999\r\n\r\n")
+        assert read_raw(opened).status == 413
+
+
+LARGE = 16 * 2**20
+
+
+@pytest.fixture
+def large(start: Start, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Start a server whose drawings are larger than what the system keeps of what is sent."""
+    monkeypatch.setattr(ServedModel, "draw", lambda *_: bytes(LARGE))
+    return start(timeout_s=600.0)
+
+
+def ask_slowly(server: Any, image: bytes) -> socket.socket:
+    """Ask for a drawing, and read nothing."""
+    opened = socket.socket()
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    opened.connect(("127.0.0.1", server.port))
+    opened.sendall(b"POST /draw HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(image) + image)
+    server.wait_for_end_of("/draw", 200)
+    return opened
+
+
+def test_a_stop_waits_until_answers_are_taken(large: Any, images: list[bytes]) -> None:
+    with ask_slowly(large, images[0]) as opened:
+        large.stop()
+        assert len(read_raw(opened).body) == LARGE
+    large.join()
+    assert not large.error
+
+
+def test_a_client_that_does_not_take_its_answer_is_closed(
+    start: Start, images: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start(timeout_s=600.0)
+
+    def draw_impatiently(*_: object) -> bytes:
+        object.__setattr__(server.flags, "timeout_s", 0.01)  # from now on
+        return bytes(LARGE)
+
+    monkeypatch.setattr(ServedModel, "draw", draw_impatiently)
+    with ask_slowly(server, images[0]) as opened:
+        server.stop()
+        server.join()  # the stop waits for what is not sent
+        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+            read_raw(opened)
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(server: Any, schema: Any) -> None:
@@ -158,7 +278,6 @@ def test_a_body_that_is_larger_than_announced_by_chunks_is_refused(server: Any, 
 
 def read_raw(opened: socket.socket) -> Any:
     """Read an answer as conftest.py does, which no test can import."""
-    import http.client
 
     class Reply:
         def __init__(self) -> None:
@@ -181,14 +300,16 @@ def read_raw(opened: socket.socket) -> Any:
         ("POST", "/", 405),
         ("GET", "/../etc/x", 404),
         ("POST", "/x", 404),
+        ("POST", "/predict/", 404),
+        ("HEAD", "/predict", 405),
     ],
 )
 def test_other_paths_and_methods_are_refused_as_json(
     server: Any, schema: Any, method: str, path: str, status: int
 ) -> None:
-    answer = server.ask(method, path, b"x" if method != "GET" else None)
+    answer = server.ask(method, path, bytes(200_000) if method not in ("GET", "HEAD") else None)
     assert answer.status == status
-    assert check(answer, "Error", schema)["error"]["status"] == status
+    assert method == "HEAD" or check(answer, "Error", schema)["error"]["status"] == status
     assert ("Allow" in answer.headers) == (status == 405)
 
 
@@ -318,6 +439,11 @@ def test_all_paths_are_described(schema: Any) -> None:
     assert schema["paths"].keys() == PATHS.keys()
 
 
+def test_those_that_look_after_servers_may_ask_for_heads_alone(server: Any) -> None:
+    answers = [server.ask("HEAD", path) for path in ("/healthz", "/readyz", "/metrics", "/")]
+    assert [(one.status, one.body) for one in answers] == [(200, b"")] * 4
+
+
 def test_ready_names_the_classes(server: Any, schema: Any) -> None:
     ready = check(server.ask("GET", "/readyz"), "Ready", schema)
     assert (ready["kind"], ready["classes"]) == ("detector", ["red", "blue and <b>bold</b>"])
@@ -356,6 +482,16 @@ def test_a_port_that_is_taken_is_named(run_main: Callable[..., Any], weights: Pa
         port = taken.getsockname()[1]
         done = run_main(run_commands.main, ["serve", "--model_dir", weights, "--port", port])
     assert (done.status, done.error.flag) == (74, "--port")
+
+
+def test_a_host_that_cannot_be_one_is_named(run_main: Callable[..., Any], weights: Path) -> None:
+    done = run_main(run_commands.main, ["serve", "--model_dir", weights, "--port", 0, "--host", "a..b"])
+    assert (done.status, done.error.flag) == (74, "--port")
+
+
+def test_a_flag_of_the_other_kind_is_refused(run_main: Callable[..., Any], weights: Path) -> None:
+    done = run_main(run_commands.main, ["serve", "--model_dir", weights, "--port", 0, "--top", 3])
+    assert (done.status, done.error.flag) == (64, "--top")
 
 
 def test_a_missing_run_ends_the_program(run_main: Callable[..., Any], tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import DataError
 from gaudi_distributed import Communicator
-from gaudi_models.architectures import SSDArchitecture
+from gaudi_models.architectures import CLASSIFIERS, SSDArchitecture
 from gaudi_models.padding import SSD_PADDINGS, PoolPadding
 from gaudi_models.ssd import build_ssd, freeze_backbone
 from gaudi_models.weights import WeightsMetadata
@@ -141,14 +141,16 @@ class Detector:
 
         Args:
             path: of these.
-            runtime: ``"openvino"``, ``"onnxruntime"`` or ``"auto"`` take the fastest export of a run that was
-                evaluated for its checkpoint, in the precision that it has.
+            runtime: ``"openvino"``, ``"onnxruntime"``, ``"litert"`` or ``"auto"`` take the fastest export of a run that
+                was evaluated for its checkpoint, in the precision that it has.
 
         Raises:
             GaudiError: see `gaudi_apps.inference.predictor.read_trained`, or it is not a detector.
             WeightsError: the file is damaged, or of another model.
         """
         if export := find_export(Path(path), runtime):
+            if export.manifest.get("model") in CLASSIFIERS:
+                raise DataError("is of no detector", path=path, field="model", remedy="use gaudi_apps.Classifier")
             return _ExportedDetector(export)
         weights, metadata = read_trained(path)
         try:

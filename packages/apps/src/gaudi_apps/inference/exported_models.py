@@ -439,7 +439,7 @@ def _list_checked(model_dir: Path, sha256: str) -> list[CheckedExport]:
     found = []
     for manifest in list_manifests(model_dir):
         name = str(manifest.get("kind", "")).partition("-")[0]
-        is_checked = {"evaluation", "speed", "image_size", "classes"} <= manifest.keys()
+        is_checked = {"evaluation", "speed", "image_size", "classes", "sha256"} <= manifest.keys()
         if name in runtimes and is_checked and sha256 and manifest.get("checkpoint") == sha256:
             found.append(CheckedExport(model_dir / FOLDER / manifest["kind"], runtimes[name], manifest))
     return found

@@ -321,14 +321,16 @@ def check_source(source: Data, flags: DataFlags, settings: RunSettings, *, train
 PIXEL_BYTES_PER_BATCH = 256 * 2**20
 
 
-def make_batches(images: Iterable[InputImage], batch_size: int) -> Iterator[list[InputImage]]:
+def make_batches(
+    images: Iterable[InputImage], batch_size: int, most_bytes: float = PIXEL_BYTES_PER_BATCH
+) -> Iterator[list[InputImage]]:
     """Yield images in batches, those of a live source one by one; where reading fails, first what was read before."""
     batch: list[InputImage] = []
     try:
         for image in images:
             batch.append(image)
             num_bytes = sum(3 * one.height * one.width for one in batch)
-            is_full = len(batch) == batch_size or num_bytes > PIXEL_BYTES_PER_BATCH
+            is_full = len(batch) == batch_size or num_bytes > most_bytes
             if is_full or is_live(image.path):  # what happens now is not shown later
                 full, batch = batch, []
                 yield full
@@ -372,9 +374,12 @@ def predict_images(
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; use at least 1")
 
+    is_prepared = isinstance(images, list) and all(isinstance(one, InputImage) for one in images)
+    most_bytes = math.inf if is_prepared else PIXEL_BYTES_PER_BATCH  # the caller holds them anyway
+
     def run(given: Iterable[Any]) -> Iterator[Result]:
         read = itertools.chain.from_iterable(read_given(one, prepare) for one in given)
-        for batch in make_batches(read, batch_size):
+        for batch in make_batches(read, batch_size, most_bytes):
             yield from predict(batch)
             for image in batch:
                 if isinstance(image.read_pixels, FramePixels):

@@ -26,11 +26,11 @@ class ServeFlags:
     port: int = 8080
     """port to listen on; 0: any that is free, which is printed"""
     runtime: RuntimeFlag = "tensorflow"
-    """what runs a detector: the network, or the fastest export of the run that was evaluated for its checkpoint"""
-    score_threshold: float = 0.3
-    """least score of a detection, .05 to 1"""
-    top: int = 5
-    """classes that are named of an image, 1 to 5"""
+    """what computes: the network, or the fastest export of the run that was evaluated for its checkpoint"""
+    score_threshold: float | None = None
+    """of a detector: least score of a detection, .05 to 1 (default: .3)"""
+    top: int | None = None
+    """of a classifier: classes that are named of an image, 1 to 5 (default: 5)"""
     max_batch: int = 8
     """images that are computed at once, at most"""
     max_delay_ms: float = 5.0
@@ -54,9 +54,9 @@ class ServeFlags:
     def _find_faults(self) -> Iterator[str]:
         if not 0 <= self.port <= 65535:
             yield f"--port {self.port}: must be 0 to 65535"
-        if not 0.05 <= self.score_threshold <= 1:
+        if self.score_threshold is not None and not 0.05 <= self.score_threshold <= 1:
             yield f"--score_threshold {self.score_threshold:g}: must be .05 to 1"
-        if not 1 <= self.top <= 5:
+        if self.top is not None and not 1 <= self.top <= 5:
             yield f"--top {self.top}: must be 1 to 5"
         if not 0 <= self.max_delay_ms <= 10_000:
             yield f"--max_delay_ms {self.max_delay_ms:g}: must be 0 to 10000"
@@ -83,15 +83,18 @@ class LayoutFlags:
     """name of the model in requests"""
     version: int = 1
     """its version, a number"""
-    max_batch: int = 8
-    """images that Triton computes at once, at most"""
-    max_delay_ms: float = 5.0
-    """milliseconds that Triton waits for more images, at most"""
+    max_batch: int | None = None
+    """images that Triton computes at once, at most (default: 8)"""
+    max_delay_ms: float | None = None
+    """milliseconds that Triton waits for more images, at most (default: 5)"""
     debug: Debug = False
 
     def __post_init__(self) -> None:
         if not SERVED_NAME.fullmatch(self.name):
             raise ValueError(f"--name {self.name}: must be letters, digits, dots, dashes and underscores, 100 at most")
         for flag, low, most in (("version", 1, 2**31 - 1), ("max_batch", 1, 256), ("max_delay_ms", 0, 10_000)):
-            if not low <= (value := getattr(self, flag)) <= most:
+            value = getattr(self, flag)
+            if value is not None and not low <= value <= most:
                 raise ValueError(f"--{flag} {value:g}: must be {low} to {most}")
+            if value is not None and flag != "version" and self.server != "triton":
+                raise ValueError(f"--{flag}: is of Triton; TensorFlow Serving has a file of its own for batches")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,13 +17,14 @@ from gaudi_apps.cli.flags import SERVED_NAME
 from gaudi_apps.inference.exported_models import (
     FORMAT,
     MANIFEST,
+    MAX_BYTES,
     MODEL_FILES,
     import_runtime,
     read_manifest,
     refuse_file,
 )
 from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
-from gaudi_ops.files import read_file, staging_folder, write_file
+from gaudi_ops.files import read_file, read_text, staging_folder, write_file
 
 if TYPE_CHECKING:
     from gaudi_apps.inference.serving.flags import LayoutFlags
@@ -31,6 +33,8 @@ SERVING_BASE = PurePosixPath("/models")
 """Where the image of TensorFlow Serving has its models."""
 SERVING_CONFIG, TRITON_CONFIG, LABELS = "models.config", "config.pbtxt", "labels.txt"
 SIGNATURE = "serving_default"
+MAX_BATCH, MAX_DELAY_MS = 8, 5.0  # of Triton, where flags do not say
+BATCHING = re.compile(r"^ *max_(batch_size|queue_delay_microseconds):.*\n", re.MULTILINE)
 # Types of ONNX, which TensorFlow numbers otherwise.
 ONNX_TYPES = {1: "FP32", 2: "UINT8", 6: "INT32", 7: "INT64"}
 TENSORFLOW_TYPES = {"float32": "FP32", "uint8": "UINT8", "int32": "INT32", "int64": "INT64", "string": "STRING"}
@@ -63,7 +67,8 @@ def write_layout(flags: LayoutFlags) -> list[Path]:
         MissingInputError: there is no export.
         DataError: it is not as it was exported, or of a format that the server does not run.
         MissingExtraError: TensorFlow or ONNX, which reads its signature, is not installed.
-        UnsafeError: the version is there already.
+        UnsafeError: the version is there already; the configuration that is there is of other inputs, outputs or
+            classes, or was written by hand.
     """
     manifest = _read_export(flags.export)
     kind = str(manifest["kind"]).partition("-")[0]
@@ -80,18 +85,35 @@ def write_layout(flags: LayoutFlags) -> list[Path]:
     if version.exists():
         raise UnsafeError("is there already", path=version, remedy="give another --version")
     if flags.server == "tensorflow_serving":
-        _publish(model, version, files)
         config_path = flags.output_dir / SERVING_CONFIG
-        write_file(config_path, make_serving_config(_list_models(flags.output_dir)))
-        return [version, config_path]
-    read = _read_saved_model if kind == "saved_model" else _read_onnx
-    config = make_triton_config(flags.name, kind, read(flags.export), flags.max_batch, flags.max_delay_ms)
-    inner = {f"model.savedmodel/{name}": content for name, content in files.items()} if kind == "saved_model" else files
-    _publish(model, version, inner)
-    classes = "".join(f"{' '.join(str(one['name']).split())}\n" for one in manifest["classes"])
-    write_file(model / LABELS, classes)
-    write_file(model / TRITON_CONFIG, config)
-    return [version, model / TRITON_CONFIG]
+        names = _list_models(flags.output_dir)
+        text = make_serving_config(sorted({*names, flags.name}))
+        _require_same(config_path, [make_serving_config(names), text])
+        configs = {config_path: text}
+    else:
+        read = _read_saved_model if kind == "saved_model" else _read_onnx
+        batching = flags.max_batch or MAX_BATCH, MAX_DELAY_MS if flags.max_delay_ms is None else flags.max_delay_ms
+        config = make_triton_config(flags.name, kind, read(flags.export), *batching)
+        if kind == "saved_model":
+            files = {f"model.savedmodel/{name}": content for name, content in files.items()}
+        classes = "".join(f"{' '.join(str(one['name']).split())}\n" for one in manifest["classes"])
+        configs = {model / LABELS: classes, model / TRITON_CONFIG: config}
+        for path, text in configs.items():
+            _require_same(path, [text])
+    _publish(model, version, files, configs)
+    return [version, [*configs][-1]]
+
+
+def _require_same(path: Path, texts: Sequence[str]) -> None:
+    """Raise UnsafeError where a file is there that is none of some texts, but for the sizes and delays of batches."""
+    try:
+        found = read_text(path, limit=MAX_BYTES)
+    except FileNotFoundError:
+        return
+    if BATCHING.sub("", found) not in [BATCHING.sub("", text) for text in texts]:
+        raise UnsafeError(
+            "is of another model, or was changed by hand", path=path, remedy="give another --name or --output_dir"
+        )
 
 
 def _read_export(folder: Path) -> dict[str, Any]:
@@ -104,9 +126,19 @@ def _read_export(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise DataError(f"cannot be read ({error})", path=folder / MANIFEST, remedy="export it again") from None
     is_whole = isinstance(manifest, dict) and manifest.get("format") == FORMAT
-    if not is_whole or not {"kind", "sha256", "classes"} <= manifest.keys():
+    if not is_whole or not _is_described(manifest):
         raise DataError("is not of an export", path=folder / MANIFEST, remedy="give the folder of an export")
     return manifest
+
+
+def _is_described(manifest: Mapping[str, Any]) -> bool:
+    sums, classes = manifest.get("sha256"), manifest.get("classes")
+    return (
+        isinstance(manifest.get("kind"), str)
+        and isinstance(sums, dict)
+        and isinstance(classes, list)
+        and all(isinstance(one, dict) and "name" in one for one in classes)
+    )
 
 
 def _read_files(folder: Path, sums: Mapping[str, str]) -> dict[str, bytes]:
@@ -118,15 +150,15 @@ def _read_files(folder: Path, sums: Mapping[str, str]) -> dict[str, bytes]:
             raise UnsafeError("names a file outside the export", path=folder / MANIFEST, record=name)
         try:
             files[name] = read_file(folder / path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise DataError("is missing", path=folder / path, remedy="export it again") from None
         if hashlib.sha256(files[name]).hexdigest() != sha256:
             raise DataError("is not as it was exported", path=folder / path, remedy="export it again")
     return files
 
 
-def _publish(model: Path, version: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files of a version beside its place, and move them there."""
+def _publish(model: Path, version: Path, files: Mapping[str, bytes], configs: Mapping[Path, str]) -> None:
+    """Write the files of a version beside its place, then configurations, and move the version there."""
     model.mkdir(parents=True, exist_ok=True)
     with staging_folder(model.parent) as staging:
         draft = staging / "version"
@@ -134,6 +166,8 @@ def _publish(model: Path, version: Path, files: Mapping[str, bytes]) -> None:
             (draft / name).parent.mkdir(parents=True, exist_ok=True)
             write_file(draft / name, content)
         draft.chmod(0o755)  # for the server, which is another user
+        for path, text in configs.items():
+            write_file(path, text)
         draft.rename(version)
 
 

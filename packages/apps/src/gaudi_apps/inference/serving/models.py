@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import io
+import math
+import re
+import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-import PIL.Image
 
 import gaudi_apps
 from gaudi_apps.inference.media import InputImage
 from gaudi_apps.inference.predictor import read_trained
-from gaudi_datasets.errors import DataError
+from gaudi_datasets.errors import DataError, FlagError
 from gaudi_models.architectures import CLASSIFIERS
 
 if TYPE_CHECKING:
@@ -23,10 +26,15 @@ STARTS = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "WEBP": b"RIFF"}
 """How a file of each format that is taken begins; a WebP has its name eight bytes later."""
 LONGEST_START = 12  # bytes that tell the format
 KINDS = "JPEG, PNG or WebP"
-# A progressive JPEG of a few bytes a scan makes a decoder pass over all pixels a million times. Encoders write ten.
-MOST_SCANS = 64
-SCAN = b"\xff\xda"
+# A progressive JPEG of a few bytes a scan makes a decoder pass over all pixels a million times. Encoders write ten of
+# them, and some dozen segments or chunks before the pixels, with nothing between them.
+MOST_SCANS, MOST_SEGMENTS, MOST_FILL = 64, 1000, 4096
+MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # of a JPEG: no fill byte, stuffed zero or restart
+FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers of segments that tell the size
+SCAN, END = 0xDA, 0xD9
+LONGEST_JPEG_SIDE = 65_500
 JPEG_QUALITY = 90
+SCORE_THRESHOLD, TOP = 0.3, 5
 
 
 class RefusedError(Exception):
@@ -65,24 +73,69 @@ def require_few_pixels(encoded: bytes, max_pixels: int) -> None:
             JPEG of too many scans.
     """
     kind = require_kind(encoded[:LONGEST_START])
-    if kind == "JPEG" and (scans := encoded.count(SCAN)) > MOST_SCANS:
-        raise RefusedError(422, f"a JPEG of {scans} scans; at most {MOST_SCANS} are decoded", "encode it anew")
     try:
-        # Pillow makes room for the pixels of a WebP as soon as it opens it.
-        width, height = read_webp_size(encoded) if kind == "WEBP" else _read_size(encoded, kind)
-    except PIL.Image.DecompressionBombError:  # by Pillow's own bound, which is above ours
-        raise RefusedError(413, f"the image has more than {max_pixels} pixels", "send a smaller image") from None
-    except Exception:  # Pillow raises OSError, SyntaxError, ValueError, its own, by the fault and the format
-        raise RefusedError(422, f"the head of this {kind} cannot be read", "fetch or encode it anew") from None
+        width, height = READERS[kind](encoded)
+    except (ValueError, struct.error) as error:
+        reason = f" ({error})" if isinstance(error, _StructureError) else ""
+        raise RefusedError(422, f"the head of this {kind} cannot be read{reason}", "fetch or encode it anew") from None
+    if not width or not height:
+        raise RefusedError(422, f"this {kind} has no pixels", "fetch or encode it anew")
     if width * height > max_pixels:
         raise RefusedError(413, f"{width} x {height} pixels are more than {max_pixels}", "send a smaller image")
 
 
-def _read_size(encoded: bytes, kind: str) -> tuple[int, int]:
-    if kind == "PNG" and encoded[12:16] == b"IHDR":  # its first chunk; what follows is not looked at yet
-        return int.from_bytes(encoded[16:20], "big"), int.from_bytes(encoded[20:24], "big")
-    with PIL.Image.open(io.BytesIO(encoded), formats=[kind]) as image:
-        return image.size
+class _StructureError(ValueError):
+    """What the structure of a file has too much of."""
+
+
+def read_jpeg_size(encoded: bytes) -> tuple[int, int]:
+    """Read width and height of a JPEG from its segments up to the end of its first image (ITU T.81, B.1).
+
+    Raises:
+        ValueError: no segment tells them, or there are more scans or segments, or is more between them, than encoders
+            write.
+    """
+    place, scans, size = 2, 0, (0, 0)
+    for _ in range(MOST_SEGMENTS):
+        marker = MARKER.search(encoded, place)
+        if marker is None or encoded[marker.start() + 1] == END:
+            if size == (0, 0):
+                raise ValueError("no size")
+            return size
+        if not scans and marker.start() - place > MOST_FILL:
+            raise _StructureError(f"{marker.start() - place} bytes between two segments")
+        kind, place = encoded[marker.start() + 1], marker.end()
+        scans += kind == SCAN
+        if scans > MOST_SCANS:
+            raise _StructureError(f"more than {MOST_SCANS} scans")
+        if kind in FRAMES:
+            height, width = struct.unpack_from(">HH", encoded, place + 3)
+            size = max(size, (width, height), key=math.prod)
+        if kind > 0x01:  # a segment has its length after its marker
+            place += struct.unpack_from(">H", encoded, place)[0]
+    raise _StructureError(f"more than {MOST_SEGMENTS} segments")
+
+
+def read_png_size(encoded: bytes) -> tuple[int, int]:
+    """Read width and height of a PNG from its first chunk, and check that no other one before the pixels tells them.
+
+    Raises:
+        ValueError: the first chunk is another one, or there are two of it, or more chunks than encoders write.
+    """
+    size, place = (0, 0), len(STARTS["PNG"])
+    for number in range(MOST_SEGMENTS):
+        if number and place + 8 > len(encoded):  # cut off before its pixels, as the decoder will say
+            return size
+        length, kind = struct.unpack_from(">I4s", encoded, place)
+        if (kind == b"IHDR") != (number == 0):
+            raise _StructureError("not one IHDR, as the first chunk")
+        if number == 0:
+            width, height = struct.unpack_from(">II", encoded, place + 8)
+            size = width, height
+        if kind in (b"IDAT", b"IEND"):
+            return size
+        place += length + 12
+    raise _StructureError(f"more than {MOST_SEGMENTS} chunks")
 
 
 def read_webp_size(encoded: bytes) -> tuple[int, int]:
@@ -104,6 +157,18 @@ def read_webp_size(encoded: bytes) -> tuple[int, int]:
     raise ValueError("no such chunk")
 
 
+READERS = {"JPEG": read_jpeg_size, "PNG": read_png_size, "WEBP": read_webp_size}
+
+
+def _require_unused(flag: str, value: float | None, kind: str) -> None:
+    if value is not None:
+        raise FlagError(f"{flag}: is for {kind}", flag=flag, remedy="leave it out")
+
+
+def _read_nothing() -> Any:
+    raise RuntimeError("the pixels of an image that is not drawn are not kept")
+
+
 class ServedModel(NamedTuple):
     """A loaded network, and how it is asked.
 
@@ -121,18 +186,27 @@ class ServedModel(NamedTuple):
 
     @classmethod
     def load(
-        cls, path: Path, *, runtime: RuntimeFlag, score_threshold: float, top: int, max_pixels: int
+        cls,
+        path: Path,
+        *,
+        runtime: RuntimeFlag = "tensorflow",
+        score_threshold: float | None = None,
+        top: int | None = None,
+        max_pixels: int,
     ) -> ServedModel:
         """Load a run, a checkpoint, or an export as safetensors.
 
         Raises:
             GaudiError, WeightsError: as by `gaudi_apps.Detector.load` and `gaudi_apps.Classifier.load`.
+            FlagError: a flag is of the other kind of network.
         """
         _, metadata = read_trained(path)
         if metadata.model not in CLASSIFIERS:
-            options = {"score_threshold": score_threshold}
+            _require_unused("--top", top, "classifiers")
+            options = {"score_threshold": SCORE_THRESHOLD if score_threshold is None else score_threshold}
             return cls(gaudi_apps.Detector.load(path, runtime=runtime), "detector", options, max_pixels)
-        return cls(gaudi_apps.Classifier.load(path, runtime=runtime), "classifier", {"top": top}, max_pixels)
+        _require_unused("--score_threshold", score_threshold, "detectors")
+        return cls(gaudi_apps.Classifier.load(path, runtime=runtime), "classifier", {"top": top or TOP}, max_pixels)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -147,8 +221,12 @@ class ServedModel(NamedTuple):
         for size in sorted(sizes):
             self.predict([image] * size)
 
-    def prepare(self, encoded: bytes) -> InputImage:
+    def prepare(self, encoded: bytes, *, is_drawn: bool = True) -> InputImage:
         """Decode and resize an image; may be called in several threads.
+
+        Args:
+            encoded: its file.
+            is_drawn: keep what its pixels are read from, which may be larger than the file.
 
         Raises:
             RefusedError: 413, 415 or 422; by `require_few_pixels`, or it cannot be decoded.
@@ -157,8 +235,8 @@ class ServedModel(NamedTuple):
         try:
             image: InputImage = self.model.prepare(encoded)
         except DataError as error:
-            raise RefusedError(422, str(error.args[0]), error.remedy or "send another") from None
-        return image
+            raise RefusedError(422, "the image cannot be decoded", error.remedy or "send another") from None
+        return image if is_drawn else replace(image, read_pixels=_read_nothing)
 
     def predict(self, images: Sequence[InputImage]) -> list[Any]:
         """Predict on prepared images in one batch."""
@@ -176,7 +254,14 @@ class ServedModel(NamedTuple):
         return size | {"classes": classes}
 
     def draw(self, result: Any, kind: Literal["jpeg", "png"]) -> bytes:
-        """Draw a result on its image, and encode that."""
+        """Draw a result on its image, and encode that.
+
+        Raises:
+            RefusedError: 413; a JPEG cannot be so wide or high.
+        """
+        if kind == "jpeg" and max(result.height, result.width) > LONGEST_JPEG_SIDE:
+            reason = f"a JPEG has at most {LONGEST_JPEG_SIDE} pixels a side"
+            raise RefusedError(413, reason, "send Accept: image/png")
         buffer = io.BytesIO()
         result.draw().save(buffer, kind, quality=JPEG_QUALITY)
         return buffer.getvalue()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import prometheus_client
@@ -76,7 +78,12 @@ class Batcher(Generic[Item, Result]):
         waiting = _Waiting(item, loop.time(), loop.create_future())
         self._waiting.append(waiting)
         self._begin_if_due()
-        result: Result = await waiting.future
+        try:
+            result: Result = await waiting.future
+        except asyncio.CancelledError:
+            with contextlib.suppress(ValueError):  # its batch has begun
+                self._waiting.remove(waiting)
+            raise
         return result
 
     def _begin_if_due(self) -> None:
@@ -161,10 +168,10 @@ class ImageService:
 
     Attributes:
         model: the network; None before it is loaded.
-        open_requests: that are not answered yet.
+        open_requests: whose answer is not sent yet.
         answered: images, so far.
         queued: images that have arrived and wait for their answer.
-        body_bytes: of requests that are arriving.
+        body_bytes: of requests that are arriving or wait for their answer.
         is_stopping: whether the server takes no requests any more.
     """
 
@@ -179,6 +186,7 @@ class ImageService:
         self._all_answered = asyncio.Event()
         self._network = ThreadPoolExecutor(1, "network")
         self._decoders = ThreadPoolExecutor(flags.decoders, "decoder")
+        self._free_decoders = asyncio.Semaphore(flags.decoders)
         self._batcher: Batcher[Any, Any] = Batcher(
             self._predict,
             self._network,
@@ -228,14 +236,16 @@ class ImageService:
             raise RefusedError(429, "too much is arriving at once", "send less", retry_seconds=RETRY_SECONDS)
 
     async def answer(self, encoded: bytes, draw: DrawKind | None) -> dict[str, Any] | bytes:
-        """Predict on an image; return what JSON has, or the drawn image.
+        """Predict on an image, whose bytes count until it is answered; return what JSON has, or the drawn image.
 
         Raises:
             RefusedError: 413, 415, 422; see `ServedModel.prepare`. 429, 503: see `require_room` and `require_model`.
                 503; it was not answered in time.
         """
         model = self.model or self.require_model()
-        self.require_room()
+        num_bytes = len(encoded)
+        self.require_room(num_bytes)
+        self.body_bytes += num_bytes
         self.queued += 1
         try:
             answer = await asyncio.wait_for(self._answer(model, encoded, draw), self.flags.timeout_s)
@@ -244,37 +254,57 @@ class ImageService:
             raise RefusedError(503, message, "send it later", retry_seconds=RETRY_SECONDS) from None
         finally:
             self.queued -= 1
+            self.body_bytes -= num_bytes
         self.answered += 1
         self.metrics.images.inc()
         return answer
 
     async def _answer(self, model: ServedModel, encoded: bytes, draw: DrawKind | None) -> dict[str, Any] | bytes:
-        loop = asyncio.get_running_loop()
-        image = await loop.run_in_executor(self._decoders, model.prepare, encoded)
+        image = await self._decode(partial(model.prepare, encoded, is_drawn=draw is not None))
         result = await self._batcher.submit(image)
         if draw is None:
             return model.describe(result)
-        return await loop.run_in_executor(self._decoders, model.draw, result, draw)
+        drawn: bytes = await self._decode(model.draw, result, draw)
+        return drawn
+
+    async def _decode(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function in a thread for decoding once one is free.
+
+        What waits for a thread waits here, and not in the pool, which would hold the images of clients that have left.
+        """
+        loop = asyncio.get_running_loop()
+        await self._free_decoders.acquire()
+
+        def release(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._free_decoders.release)
+
+        job = self._decoders.submit(function, *arguments)
+        job.add_done_callback(release)
+        return await asyncio.wrap_future(job)
 
     def begin_request(self) -> None:
         """Count a request that the server has to answer before it ends."""
         self.open_requests += 1
 
-    def end_request(self, path: str, status: int, seconds: float) -> None:
+    def count_answer(self, path: str, status: int, seconds: float) -> None:
         """Count an answer, or 499 for a client that left."""
-        self.open_requests -= 1
         self.metrics.requests.labels(path, str(status)).inc()
         self.metrics.seconds.labels(path).observe(seconds)
+
+    def end_request(self) -> None:
+        """Count a request whose answer is sent, or whose client has left."""
+        self.open_requests -= 1
         if self.is_stopping and not self.open_requests:
             self._all_answered.set()
 
     async def finish_requests(self) -> None:
-        """Refuse what comes from now on, and wait until all that came before is answered, which `timeout_s` bounds."""
+        """Refuse what comes from now on, and wait until all answers are sent, which `timeout_s` bounds."""
         self.is_stopping = True
         if self.open_requests:
             await self._all_answered.wait()
 
     def close(self) -> None:
-        """End the threads once they have done what they do."""
+        """End the threads once they have done what they do, which nobody waits for any more."""
         for pool in (self._decoders, self._network):
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
