@@ -19,7 +19,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 COPY packages packages
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip install --constraint constraints.txt --build-constraint constraints.txt \
-    ./packages/ops ./packages/datasets ./packages/models ./packages/distributed "./packages/apps[serve,tensorflow-cpu]" \
+    ./packages/ops ./packages/datasets ./packages/models ./packages/distributed "./packages/apps[serve,export,tensorflow-cpu]" \
     && pip check
 
 FROM ${BASE_IMAGE}

@@ -85,7 +85,7 @@ def require_few_pixels(encoded: bytes, max_pixels: int) -> None:
 
 
 class _StructureError(ValueError):
-    """What the structure of a file has too much of."""
+    """A structure that no encoder writes."""
 
 
 def read_jpeg_size(encoded: bytes) -> tuple[int, int]:
