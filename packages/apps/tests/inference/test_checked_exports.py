@@ -33,6 +33,7 @@ def write_manifest(run: Path, kind: str, rate: float, speed: dict[str, Any] | No
         "checkpoint": "a",
         "image_size": 300,
         "classes": [],
+        "sha256": {},
         "evaluation": {"AP": 0.4, "of_network": 0.5},
         "speed": {
             "images_per_second": {"1": rate, "16": rate},

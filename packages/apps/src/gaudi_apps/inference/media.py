@@ -322,9 +322,16 @@ PIXEL_BYTES_PER_BATCH = 256 * 2**20
 
 
 def make_batches(
-    images: Iterable[InputImage], batch_size: int, most_bytes: float = PIXEL_BYTES_PER_BATCH
+    images: Iterable[InputImage], batch_size: int, *, are_held: bool = False
 ) -> Iterator[list[InputImage]]:
-    """Yield images in batches, those of a live source one by one; where reading fails, first what was read before."""
+    """Yield images in batches, those of a live source one by one; where reading fails, first what was read before.
+
+    Args:
+        images: to predict on.
+        batch_size: images of a batch, at most.
+        are_held: the caller holds the images anyway, so their size does not end a batch.
+    """
+    most_bytes = math.inf if are_held else PIXEL_BYTES_PER_BATCH
     batch: list[InputImage] = []
     try:
         for image in images:
@@ -374,12 +381,11 @@ def predict_images(
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; use at least 1")
 
-    is_prepared = isinstance(images, list) and all(isinstance(one, InputImage) for one in images)
-    most_bytes = math.inf if is_prepared else PIXEL_BYTES_PER_BATCH  # the caller holds them anyway
+    are_held = isinstance(images, list) and all(isinstance(one, InputImage) for one in images)
 
     def run(given: Iterable[Any]) -> Iterator[Result]:
         read = itertools.chain.from_iterable(read_given(one, prepare) for one in given)
-        for batch in make_batches(read, batch_size, most_bytes):
+        for batch in make_batches(read, batch_size, are_held=are_held):
             yield from predict(batch)
             for image in batch:
                 if isinstance(image.read_pixels, FramePixels):

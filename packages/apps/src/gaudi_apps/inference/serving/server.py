@@ -7,16 +7,14 @@ leaves open.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
 import signal
 import socket
-import sys
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import prometheus_client
@@ -220,14 +218,7 @@ def run_server(flags: ServeFlags) -> None:
         await serve(flags, sockets, stop)
 
     asyncio.run(run())
-    _end_process(0)  # Python would wait for a thread that still loads or computes, though nobody waits for its result
-
-
-def _end_process(status: int) -> NoReturn:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
-            stream.flush()
-    os._exit(status)
+    os._exit(0)  # Python would wait for a thread that still loads or computes, though nobody waits for its result
 
 
 async def serve(flags: ServeFlags, sockets: list[socket.socket], stop: asyncio.Event) -> None:
@@ -275,7 +266,7 @@ def _stop_at_signals(stop: asyncio.Event) -> None:
     def note() -> None:
         if stop.is_set():
             say("gaudi-apps: error: interrupted", error=True)
-            _end_process(EX_TEMPFAIL)
+            os._exit(EX_TEMPFAIL)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
