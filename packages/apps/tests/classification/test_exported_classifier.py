@@ -105,7 +105,7 @@ def test_a_runtime_classifies_as_the_network_does(
     for one, other in zip(expected, found, strict=True):
         shares = dict(zip(other.names, other.probabilities, strict=True))
         np.testing.assert_allclose(one.probabilities, [shares[each] for each in one.names], atol=2e-3)
-    served = ServedModel.load(tmp_path, runtime=runtime, score_threshold=0.3, top=2, max_pixels=10**6)
+    served = ServedModel.load(tmp_path, runtime=runtime, top=2, max_pixels=10**6)
     answers = [served.describe(one)["classes"] for one in served.predict([served.prepare(each) for each in images])]
     assert [[row["class"] for row in rows] for rows in answers] == [list(one.names[:2]) for one in found[:3]]
 

@@ -40,6 +40,7 @@ Config = TypeVar("Config")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _OF_CLASS = re.compile(r"^Error parsing (_?[A-Z]\w*|[\w.]*__tyro_\w*): ")
 _TOLD_BY_PLACE = re.compile(r"(\w+) \(required\)")
+_BETTER = re.compile(r"; did you mean (\S+)\?")
 _STRAY = re.compile(r"unknown argument '(.*?)'")
 _LONG_FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
 _UNKNOWN_FLAG = re.compile(r"unknown flag (-+[\w-]+)")
@@ -148,7 +149,9 @@ def parse_flags(
     except SystemExit as end:
         if not end.code:
             raise
-        text = _condense(box.getvalue(), {field.name for group, own in walk_groups(config_class) for field, _ in own})
+        words, command_class = _find_command(config_class, arguments)
+        names = {field.name for group, own in walk_groups(command_class) for field, _ in own}
+        text = _condense(box.getvalue(), names, is_of_command=bool(words))
         stray = _STRAY.match(text)
         for flag in former_flags:
             if stray is not None and not flag.name.startswith("-"):
@@ -159,7 +162,7 @@ def parse_flags(
         elif choice := _CHOICE.match(text):
             text += _suggest_value(choice[1], re.findall(r"'(.*?)'", choice[2]))
         named = _LONG_FLAG.search(text)
-        command = " ".join([prog, *_list_command(config_class, arguments)])
+        command = " ".join([prog, *words])
         error = FlagError(f"{text} (see {command} --help)", flag=None if named is None else named[0])
         name_as_typed(error, argv, config_class)
         raise error from None
@@ -195,14 +198,16 @@ def _suggest_value(value: str, choices: Sequence[str]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
-def _list_command(annotation: Any, arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the subcommands that arguments begin with."""
+def _find_command(annotation: Any, arguments: Sequence[str]) -> tuple[list[str], Any]:
+    """Return the subcommands that arguments begin with, and the annotation of the last one."""
+    words = []
     for word in arguments:
         known = dict(_list_subcommands(annotation))
         if word not in known:
-            return
-        yield word
+            break
+        words.append(word)
         annotation = known[word]
+    return words, annotation
 
 
 def _list_subcommands(annotation: Any) -> Iterator[tuple[str, Any]]:
@@ -249,8 +254,14 @@ def _read_field_texts(module: str) -> Mapping[tuple[str, str], str]:
     return texts
 
 
-def _condense(box: str, names: Collection[str]) -> str:
-    """Return the one line that matters of tyro's box: a title, then parts divided by rules; names are of all flags."""
+def _condense(box: str, names: Collection[str], *, is_of_command: bool = False) -> str:
+    """Return the one line that matters of tyro's box: a title, then parts divided by rules.
+
+    Args:
+        box: what tyro printed.
+        names: of all flags that there are.
+        is_of_command: they are of one of several commands; tyro also proposes flags of the others.
+    """
     rows = [_COLOUR.sub("", row).strip("│|╭╮╰╯ \t") for row in box.splitlines()]
     parts: list[list[str]] = [[]]
     for row in rows[1:]:
@@ -263,7 +274,11 @@ def _condense(box: str, names: Collection[str]) -> str:
     texts = [" ".join(part) for part in parts]
     for text in texts:
         if re.match(r"Unrecognized (or misplaced )?options: ", text):
-            return _unknown(text.partition(": ")[2], [other for other in texts if other is not text])
+            found = _unknown(text.partition(": ")[2], [other for other in texts if other is not text])
+            better = _BETTER.search(found)
+            if is_of_command and better and _plain(better[1]).removeprefix("no_") not in names:
+                found = found[: better.start()]
+            return found
     if texts[0].startswith("Missing from "):
         flags = [found[-1] for found in map(_LONG_FLAG.findall, parts[0][1:]) if found]
         told_by_place = (match[1] for match in map(_TOLD_BY_PLACE.fullmatch, parts[0][1:]) if match)
