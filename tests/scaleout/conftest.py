@@ -61,7 +61,11 @@ def run_ranks(way: str, size: int, arguments: list[str], *, seconds: float = SEC
     command = {
         # More ranks than cores: the ranks must not spin, and are bound to nothing.
         "mpi": ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(size)],
-        "gloo": [str(BIN / "horovodrun"), "--gloo", "-np", str(size), "-H", f"localhost:{size}"],
+        # On a busy machine, ranks may need more than the 30 s of each to begin, and to answer each other.
+        "gloo": [
+            *(str(BIN / "horovodrun"), "--gloo", "-np", str(size), "-H", f"localhost:{size}"),
+            *("--start-timeout", str(round(seconds)), "--gloo-timeout-seconds", str(round(seconds))),
+        ],
     }[way]
     environ = {**quiet_environment(), "OMPI_MCA_mpi_yield_when_idle": "1"}
     done = subprocess.run(
