@@ -141,9 +141,8 @@ def test_what_the_processor_does_not_compute_is_not_evaluated(
     table = tabulate([*manifests.values()])
     assert table is not None
     rows = {row[0]: row for row in table.rows}
-    assert ("-" in rows["openvino-bf16"][4:8]) != has_bfloat16
-    assert rows["openvino"][2] == "1"
-    assert rows["openvino"][-1] == "5 of 5 val"
+    assert ("-" in rows["openvino-bf16"][3:7]) != has_bfloat16
+    assert "of step 1 on 5 of 5 val images" in table.note
 
 
 def test_threads_reach_openvino(exported: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gaudi_apps.inference.exported_models import read_manifest
@@ -52,9 +53,11 @@ def print_exports(manifests: list[dict[str, Any]]) -> None:
     table = tabulate(manifests)
     if table is None:
         return
-    shown = Table(title="Exports", title_justify="left")
+    # Eighty columns hold it so, which is what a pipe has.
+    shown = Table(title="Exports", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for column, heading in enumerate(table.headings):
-        shown.add_column(heading, justify="right" if column > 1 else "left", overflow="fold")
+        words = heading.replace(" at", "\nat").replace(" ms", "\nms").replace(" lost", "\nlost")
+        shown.add_column(words, justify="right" if column > 1 else "left", overflow="fold", vertical="bottom")
     for row in table.rows:
         shown.add_row(*row)
     make_console().print(shown)
@@ -71,28 +74,35 @@ def tabulate(manifests: list[dict[str, Any]]) -> ExportTable | None:
     if not scored:
         return None
     metric = str(scored[0]["evaluation"]["metric"])
-    headings = ["export", "precision", "step", "MB", "images/s at 1", "at 16", "p50 ms", "p99 ms", "timed with"]
-    headings += [metric, f"{metric} lost", "images"]
+    headings = ["export", "precision", "MB", "images/s at 1", "at 16", "p50 ms", "p99 ms", metric, f"{metric} lost"]
     rows = [_make_row(one, metric) for one in manifests if one in scored or "not_evaluated" in one]
     machines = sorted({_describe_machine(one["speed"]) for one in scored})
-    note = f"speed without decoding and resizing, unless it says so, by {'; '.join(machines)}"
-    hindered = sorted({str(one["not_evaluated"]) for one in manifests if "not_evaluated" in one})
-    return ExportTable(headings, rows, "; ".join([note, *(f"-: {reason}" for reason in hindered)]))
+    notes = [f"of {'; '.join(sorted({_describe_images(one) for one in scored}))}"]
+    notes.append(f"speed without decoding and resizing, by {'; '.join(machines)}")
+    notes += [f"{one['kind']}: speed with {' and '.join(one['speed']['included'])}" for one in scored
+              if one["speed"].get("included")]  # fmt: skip
+    notes += [f"-: {reason}" for reason in sorted({str(one["not_evaluated"]) for one in manifests
+                                                   if "not_evaluated" in one})]  # fmt: skip
+    return ExportTable(headings, rows, "; ".join(notes))
 
 
 def _make_row(manifest: dict[str, Any], metric: str) -> list[str]:
     """Make the row of an export, with dashes for what was not measured, or is of another metric."""
-    kind = [str(manifest["kind"]), str(manifest["precision"]), str(manifest.get("step", "-"))]
-    kind.append(f"{manifest['bytes'] / 1e6:.1f}")
+    kind = [str(manifest["kind"]), str(manifest["precision"]), f"{manifest['bytes'] / 1e6:.1f}"]
     if "not_evaluated" in manifest:
-        return [*kind, *["-"] * 8]
+        return [*kind, *["-"] * 6]
     evaluation, speed = manifest["evaluation"], manifest["speed"]
     rates, latency = speed["images_per_second"], speed["latency_ms"]
-    times = [f"{rates['1']:.1f}", f"{rates['16']:.1f}", f"{latency['p50']:.1f}", f"{latency['p99']:.1f}"]
-    included = " and ".join(speed.get("included", ())) or "-"
-    values = [f"{evaluation[metric]:.4f}", f"{evaluation['lost']:.4f}"]
-    images = f"{evaluation['images']} of {evaluation['images_total']} {evaluation['split']}"
-    return [*kind, *times, included, *values, images]
+    times = [f"{rates['1']:.1f}", f"{rates['16']:.1f}", f"{latency['p50']:.4g}", f"{latency['p99']:.4g}"]
+    lost = round(evaluation["lost"], 4) + 0.0  # no minus before nothing
+    return [*kind, *times, f"{evaluation[metric]:.4f}", f"{lost:.4f}"]
+
+
+def _describe_images(manifest: dict[str, Any]) -> str:
+    """Describe the step of an export, and the images that it was evaluated on."""
+    evaluation = manifest["evaluation"]
+    images = f"{evaluation['images']} of {evaluation['images_total']} {evaluation['split']} images"
+    return f"step {manifest['step']} on {images}" if "step" in manifest else images
 
 
 def _describe_machine(speed: dict[str, Any]) -> str:
