@@ -142,7 +142,7 @@ def test_what_the_processor_does_not_compute_is_not_evaluated(
     assert table is not None
     rows = {row[0]: row for row in table.rows}
     assert ("-" in rows["openvino-bf16"][3:7]) != has_bfloat16
-    assert "of step 1 on 5 of 5 val images" in table.note
+    assert table.note.split()[2:8] == ["1", "on", "5", "of", "5", "val"]
 
 
 def test_threads_reach_openvino(exported: Path) -> None:

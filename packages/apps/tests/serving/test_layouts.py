@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,11 @@ def test_versions_and_models_lie_side_by_side(export: Path, tmp_path: Path) -> N
     files = ("saved_model.pb", "variables/variables.index")
     assert found == sorted([*(f"{one}/{file}" for one in versions for file in files), "models.config"])
     assert (models / "models.config").read_text() == make_serving_config(["cells", "other"])
-    assert (models / "cells" / "1").stat().st_mode & 0o777 == 0o755
+    assert {path.stat().st_mode & 0o777 for path in models.rglob("*") if path.is_dir()} == {0o755}
+    assert {path.stat().st_mode & 0o777 for path in models.rglob("*") if path.is_file()} == {0o644}
+    shutil.rmtree(models / "other")
+    write_layout(LayoutFlags(export, "tensorflow_serving", models, name="third"))
+    assert (models / "models.config").read_text() == make_serving_config(["cells", "third"])
     with pytest.raises(UnsafeError) as caught:
         write_layout(LayoutFlags(export, "tensorflow_serving", models, name="cells", version=2))
     assert caught.value.path == str(models / "cells" / "2")

@@ -59,6 +59,14 @@ def make_many_scans() -> bytes:
     return photo[:begin] + 1000 * photo[begin:end] + photo[end:]
 
 
+def hide_scans() -> bytes:
+    """Make a JPEG whose scans are in what looks like a segment, and is none for a decoder that starts again there."""
+    photo = encode((64, 64), "JPEG")
+    begin = photo.index(b"\xff\xda")
+    scans = 200 * b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00"
+    return photo[:begin] + b"\xff\x02" + (len(scans) + 2).to_bytes(2, "big") + scans + photo[begin:]
+
+
 def make_two_heads() -> bytes:
     """Make a PNG whose second head is of 900 million pixels; Pillow would believe that one."""
     photo = encode((8, 8), "PNG")
@@ -130,6 +138,7 @@ REFUSED = {
     "a JPEG of a thousand scans": (make_many_scans(), 422),
     "a JPEG of a hundred thousand segments": (b"\xff\xd8" + 100_000 * b"\xff\xe5\x00\x02", 422),
     "a JPEG of half a megabyte of fill bytes": (b"\xff\xd8" + 400_000 * b"\xff", 422),
+    "a JPEG of scans behind a reserved marker": (hide_scans(), 422),
     "a PNG of two heads": (make_two_heads(), 422),
     "a PNG of 900 million pixels": (make_png_head(30_000, 30_000), 413),
     "a WebP of 268 million pixels": (make_webp_head(16_384, 16_384), 413),
@@ -207,6 +216,24 @@ def test_a_connection_too_many_is_told_so(start: Start, monkeypatch: pytest.Monk
     monkeypatch.setattr("gaudi_apps.inference.serving.server.MOST_CONNECTIONS", 0)
     refused = server.ask("GET", "/healthz")
     assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+
+
+def test_a_refusal_closes_its_connection(server: Any) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as opened:
+        opened.sendall(b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        answers = b""
+        while part := opened.recv(1 << 16):
+            answers += part
+    assert answers.count(b"HTTP/1.1 ") == answers.count(b"HTTP/1.1 404") == 1
+
+
+def test_a_length_without_end_is_answered_once(server: Any) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as opened:
+        opened.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % 10**28)
+        answers = b""
+        while part := opened.recv(1 << 16):
+            answers += part
+    assert answers.count(b"HTTP/1.1 ") == answers.count(b"HTTP/1.1 413") == 1
 
 
 def test_a_client_that_asks_before_it_sends_is_told_no(server: Any) -> None:
@@ -359,9 +386,10 @@ def test_a_client_that_leaves_is_not_waited_for(start: Start, gate: Any, images:
 
 def test_a_stop_finishes_what_is_in_flight(start: Start, gate: Any, images: list[bytes]) -> None:
     server = start(timeout_s=600.0)
-    kept = server.connect()
-    kept.request("GET", "/healthz")
-    assert kept.getresponse().read()
+    kept, second = server.connect(), server.connect()
+    for one in (kept, second):
+        one.request("GET", "/healthz")
+        assert one.getresponse().read()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(server.post, "/predict", images[0])
         assert gate.sizes.get(timeout=600) == 1
@@ -369,12 +397,12 @@ def test_a_stop_finishes_what_is_in_flight(start: Start, gate: Any, images: list
         assert server.ask("GET", "/healthz").status == 200  # so what came before has been accepted
         server.stop()
         status = 200
-        while status != 503:  # until the loop has come to it
+        while status != 503:  # until the loop has come to it, which then closes the connection
             kept.request("GET", "/readyz")
             reply = kept.getresponse()
             status = reply.status if reply.read() else 0
-        kept.request("POST", "/predict", images[2])
-        refused = kept.getresponse()
+        second.request("POST", "/predict", images[2])
+        refused = second.getresponse()
         assert (refused.status, json.loads(refused.read())["error"]["status"]) == (503, 503)
         arriving.sendall(images[1][40:])
         gate.open()
@@ -514,7 +542,15 @@ def test_a_missing_extra_is_named(run_main: Callable[..., Any], monkeypatch: pyt
 
 @pytest.mark.parametrize(
     "flag",
-    ["--port 70000", "--max_batch 0", "--top 6", "--score_threshold .01", "--timeout_s 0", "--max_megapixels 100"],
+    [
+        "--port 70000",
+        "--max_batch 0",
+        "--top 6",
+        "--score_threshold .01",
+        "--timeout_s 0",
+        "--max_megapixels 100",
+        "--max_megapixels 1e-9",
+    ],
 )
 def test_a_value_out_of_bounds_is_refused(run_main: Callable[..., Any], flag: str) -> None:
     assert run_main(run_commands.main, ["serve", "--model_dir", "x", *flag.split()]).status == 64

@@ -65,8 +65,8 @@ class ServeFlags:
                 yield f"--{flag} {value}: must be 1 to {most}"
         # Above 67 million pixels, what checks images decodes them before it has judged them.
         for flag, most in (("max_megabytes", 1000), ("max_megapixels", 67), ("timeout_s", 3600)):
-            if not 0 < (value := getattr(self, flag)) <= most:
-                yield f"--{flag} {value:g}: must be above 0, and at most {most}"
+            if not 0.001 <= (value := getattr(self, flag)) <= most:
+                yield f"--{flag} {value:g}: must be .001 to {most}"
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,6 +34,7 @@ SERVING_BASE = PurePosixPath("/models")
 """Where the image of TensorFlow Serving has its models."""
 SERVING_CONFIG, TRITON_CONFIG, LABELS = "models.config", "config.pbtxt", "labels.txt"
 SIGNATURE = "serving_default"
+NAME = re.compile(r'^ *name: "(.*)"$', re.MULTILINE)  # of a model, in the configuration of TensorFlow Serving
 MAX_BATCH, MAX_DELAY_MS = 8, 5.0  # of Triton, where flags do not say
 BATCHING = re.compile(r"^ *max_(batch_size|queue_delay_microseconds):.*\n", re.MULTILINE)
 # Types of ONNX, which TensorFlow numbers otherwise.
@@ -82,13 +84,13 @@ def write_layout(flags: LayoutFlags) -> list[Path]:
     files = _read_files(flags.export, manifest["sha256"])
     model = flags.output_dir / flags.name
     version = model / str(flags.version)
-    if version.exists():
+    if os.path.lexists(version):
         raise UnsafeError("is there already", path=version, remedy="give another --version")
     if flags.server == "tensorflow_serving":
         config_path = flags.output_dir / SERVING_CONFIG
         names = _list_models(flags.output_dir)
         text = make_serving_config(sorted({*names, flags.name}))
-        _require_same(config_path, [make_serving_config(names), text])
+        _require_same(config_path, text, make_serving_config)
         configs = {config_path: text}
     else:
         read = _read_saved_model if kind == "saved_model" else _read_onnx
@@ -99,21 +101,27 @@ def write_layout(flags: LayoutFlags) -> list[Path]:
         classes = "".join(f"{' '.join(str(one['name']).split())}\n" for one in manifest["classes"])
         configs = {model / LABELS: classes, model / TRITON_CONFIG: config}
         for path, text in configs.items():
-            _require_same(path, [text])
+            _require_same(path, text)
     _publish(model, version, files, configs)
     return [version, [*configs][-1]]
 
 
-def _require_same(path: Path, texts: Sequence[str]) -> None:
-    """Raise UnsafeError where a file is there that is none of some texts, but for the sizes and delays of batches."""
+def _require_same(path: Path, text: str, make: Callable[[Iterable[str]], str] | None = None) -> None:
+    """Raise UnsafeError where a file is there that is another text, but for the sizes and delays of batches.
+
+    Args:
+        path: of the file.
+        text: that it may have.
+        make: returns the text of several models, any of which it may have.
+    """
     try:
         found = read_text(path, limit=MAX_BYTES)
     except FileNotFoundError:
         return
-    if BATCHING.sub("", found) not in [BATCHING.sub("", text) for text in texts]:
-        raise UnsafeError(
-            "is of another model, or was changed by hand", path=path, remedy="give another --name or --output_dir"
-        )
+    expected = text if make is None else make(NAME.findall(found))
+    if BATCHING.sub("", found) != BATCHING.sub("", expected):
+        remedy = "give another --name" if make is None else "remove it, or give another --output_dir"
+        raise UnsafeError("is of another model, or was changed by hand", path=path, remedy=remedy)
 
 
 def _read_export(folder: Path) -> dict[str, Any]:
@@ -159,15 +167,18 @@ def _read_files(folder: Path, sums: Mapping[str, str]) -> dict[str, bytes]:
 
 def _publish(model: Path, version: Path, files: Mapping[str, bytes], configs: Mapping[Path, str]) -> None:
     """Write the files of a version beside its place, then configurations, and move the version there."""
-    model.mkdir(parents=True, exist_ok=True)
+    model.parent.mkdir(parents=True, exist_ok=True)
     with staging_folder(model.parent) as staging:
         draft = staging / "version"
         for name, content in files.items():
             (draft / name).parent.mkdir(parents=True, exist_ok=True)
             write_file(draft / name, content)
-        draft.chmod(0o755)  # for the server, which is another user
+        model.mkdir(exist_ok=True)
         for path, text in configs.items():
             write_file(path, text)
+        # For the server, which is another user.
+        for path in (draft, *draft.rglob("*"), model, model.parent, *configs):
+            path.chmod(0o755 if path.is_dir() else 0o644)
         draft.rename(version)
 
 

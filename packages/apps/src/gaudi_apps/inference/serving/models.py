@@ -111,6 +111,8 @@ def read_jpeg_size(encoded: bytes) -> tuple[int, int]:
         if kind in FRAMES:
             height, width = struct.unpack_from(">HH", encoded, place + 3)
             size = max(size, (width, height), key=math.prod)
+        if 0x01 < kind < 0xC0:  # decoders skip these without their length, and would read on in what is skipped here
+            raise _StructureError(f"a reserved marker {kind:#x}")
         if kind > 0x01:  # a segment has its length after its marker
             place += struct.unpack_from(">H", encoded, place)[0]
     raise _StructureError(f"more than {MOST_SEGMENTS} segments")

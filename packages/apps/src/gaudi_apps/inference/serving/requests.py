@@ -17,6 +17,7 @@ from gaudi_apps.inference.serving.service import DrawKind, ImageService
 
 # After a refusal, what still comes is read for so long and so far: a client that still sends may not see it otherwise.
 LINGER_SECONDS, LINGER_BYTES = 2.0, 2**26
+LONGEST_LENGTH = 15  # digits
 HEADERS = {
     "Server": "gaudi-apps",
     "X-Content-Type-Options": "nosniff",
@@ -57,6 +58,8 @@ class BaseHandler(RequestHandler):
         connection: Any = self.request.connection
         connection.set_max_body_size(2**50)  # what arrives is counted here
         connection.set_body_timeout(2 * (self.state.flags.timeout_s + LINGER_SECONDS))  # a time-out is answered before
+        if self.state.is_stopping:
+            self.set_header("Connection", "close")
         if self.request.method not in self.allowed.split(", "):
             self.refuse(RefusedError(405, REASONS[405], REMEDIES[405]))
 
@@ -74,8 +77,13 @@ class BaseHandler(RequestHandler):
         _forget(self.flush())
         self.end_limit()
         self._limit = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._finish_if_open)
-        if self.request.headers.get("Expect", "").lower() == "100-continue":
-            self.finish()  # nothing comes, and Tornado would ask for it
+        headers = self.request.headers
+        # Nothing comes, and Tornado would ask for it; or so much is announced that Tornado would answer as well.
+        if (
+            headers.get("Expect", "").lower() == "100-continue"
+            or len(headers.get("Content-Length", "")) > LONGEST_LENGTH
+        ):
+            self.finish()
 
     async def refuse_method(self) -> None:
         """End the refusal of another method, now that the body is there."""
@@ -135,6 +143,9 @@ class BaseHandler(RequestHandler):
         if not self._is_ended:
             self._is_ended = True
             self.state.end_request()
+        stream: Any = getattr(self.request.connection, "stream", None)
+        if stream is not None and (self.is_refused or self.state.is_stopping):
+            stream.close()  # Tornado goes by the head of the request alone
 
     def on_finish(self) -> None:
         """Count the answer."""

@@ -195,6 +195,8 @@ class _SayHandler(logging.Handler):
         self._debug = debug
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and isinstance(record.exc_info[1], AssertionError):
+            return  # Tornado's own, of a chunk that does not end as it must: clients could fill the log
         text = record.getMessage().splitlines()[0] if record.msg else record.levelname
         if record.exc_info and record.exc_info[1] is not None:
             text += f" ({type(record.exc_info[1]).__name__}: {record.exc_info[1]})"

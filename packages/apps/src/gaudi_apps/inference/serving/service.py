@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gaudi_apps.inference.serving.flags import ServeFlags
 
 RETRY_SECONDS = 1
+STOP_SECONDS = 10.0  # that a stop takes longer than a request may arrive, be answered and its answer be taken
 # Bodies that have begun to arrive take no more memory than this, or eight of the largest, whichever is more.
 BODY_BYTES, BODIES = 2**28, 8
 LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -299,10 +300,11 @@ class ImageService:
             self._all_answered.set()
 
     async def finish_requests(self) -> None:
-        """Refuse what comes from now on, and wait until all answers are sent, which `timeout_s` bounds."""
+        """Refuse what comes from now on, and wait until all answers are sent, which `timeout_s` bounds three times."""
         self.is_stopping = True
         if self.open_requests:
-            await self._all_answered.wait()
+            with contextlib.suppress(asyncio.TimeoutError):  # requests that follow on kept connections
+                await asyncio.wait_for(self._all_answered.wait(), 3 * self.flags.timeout_s + STOP_SECONDS)
 
     def close(self) -> None:
         """End the threads once they have done what they do, which nobody waits for any more."""
