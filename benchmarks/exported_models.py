@@ -166,9 +166,9 @@ def count_operations(path: Path) -> int:
     for operation in model.get_ops():
         kind = operation.get_type_name()
         if kind == "Convolution":  # its kernel: outputs, inputs, height, width
-            total += 2 * math.prod(operation.output(0).shape) * math.prod([*operation.input(1).shape][1:])
+            total += 2 * math.prod(operation.output(0).shape) * math.prod([*operation.input_value(1).get_shape()][1:])
         elif kind == "MatMul":
-            total += 2 * math.prod(operation.output(0).shape) * [*operation.input(0).shape][-1]
+            total += 2 * math.prod(operation.output(0).shape) * [*operation.input_value(0).get_shape()][-1]
     return total
 
 
