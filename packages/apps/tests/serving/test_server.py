@@ -218,21 +218,22 @@ def test_a_connection_too_many_is_told_so(start: Start, monkeypatch: pytest.Monk
     assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
 
 
-def test_a_refusal_closes_its_connection(server: Any) -> None:
+def read_all(server: Any, request: bytes) -> bytes:
+    """Send bytes, and return all that comes until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", server.port)) as opened:
-        opened.sendall(b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-        answers = b""
-        while part := opened.recv(1 << 16):
-            answers += part
+        opened.sendall(request)
+        with opened.makefile("rb") as answers:
+            return answers.read()
+
+
+def test_a_refusal_closes_its_connection(server: Any) -> None:
+    request = b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    answers = read_all(server, request)
     assert answers.count(b"HTTP/1.1 ") == answers.count(b"HTTP/1.1 404") == 1
 
 
 def test_a_length_without_end_is_answered_once(server: Any) -> None:
-    with socket.create_connection(("127.0.0.1", server.port)) as opened:
-        opened.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % 10**28)
-        answers = b""
-        while part := opened.recv(1 << 16):
-            answers += part
+    answers = read_all(server, b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % 10**28)
     assert answers.count(b"HTTP/1.1 ") == answers.count(b"HTTP/1.1 413") == 1
 
 

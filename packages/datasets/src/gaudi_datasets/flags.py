@@ -40,7 +40,6 @@ Config = TypeVar("Config")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _OF_CLASS = re.compile(r"^Error parsing (_?[A-Z]\w*|[\w.]*__tyro_\w*): ")
 _TOLD_BY_PLACE = re.compile(r"(\w+) \(required\)")
-_BETTER = re.compile(r"; did you mean (\S+)\?")
 _STRAY = re.compile(r"unknown argument '(.*?)'")
 _LONG_FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
 _UNKNOWN_FLAG = re.compile(r"unknown flag (-+[\w-]+)")
@@ -151,7 +150,7 @@ def parse_flags(
             raise
         words, command_class = _find_command(config_class, arguments)
         names = {field.name for group, own in walk_groups(command_class) for field, _ in own}
-        text = _condense(box.getvalue(), names, is_of_command=bool(words))
+        text = _condense(box.getvalue(), names, proposed=names if words else None)
         stray = _STRAY.match(text)
         for flag in former_flags:
             if stray is not None and not flag.name.startswith("-"):
@@ -254,13 +253,13 @@ def _read_field_texts(module: str) -> Mapping[tuple[str, str], str]:
     return texts
 
 
-def _condense(box: str, names: Collection[str], *, is_of_command: bool = False) -> str:
+def _condense(box: str, names: Collection[str], *, proposed: Collection[str] | None = None) -> str:
     """Return the one line that matters of tyro's box: a title, then parts divided by rules.
 
     Args:
         box: what tyro printed.
         names: of all flags that there are.
-        is_of_command: they are of one of several commands; tyro also proposes flags of the others.
+        proposed: names of the flags that may be proposed; tyro mentions those of other commands, too. None: all.
     """
     rows = [_COLOUR.sub("", row).strip("│|╭╮╰╯ \t") for row in box.splitlines()]
     parts: list[list[str]] = [[]]
@@ -274,11 +273,7 @@ def _condense(box: str, names: Collection[str], *, is_of_command: bool = False) 
     texts = [" ".join(part) for part in parts]
     for text in texts:
         if re.match(r"Unrecognized (or misplaced )?options: ", text):
-            found = _unknown(text.partition(": ")[2], [other for other in texts if other is not text])
-            better = _BETTER.search(found)
-            if is_of_command and better and _plain(better[1]).removeprefix("no_") not in names:
-                found = found[: better.start()]
-            return found
+            return _unknown(text.partition(": ")[2], [other for other in texts if other is not text], proposed)
     if texts[0].startswith("Missing from "):
         flags = [found[-1] for found in map(_LONG_FLAG.findall, parts[0][1:]) if found]
         told_by_place = (match[1] for match in map(_TOLD_BY_PLACE.fullmatch, parts[0][1:]) if match)
@@ -288,7 +283,7 @@ def _condense(box: str, names: Collection[str], *, is_of_command: bool = False) 
     return re.sub(r"^Error parsing ", "", text).rstrip(".")
 
 
-def _unknown(tokens: str, others: Sequence[str]) -> str:
+def _unknown(tokens: str, others: Sequence[str], proposed: Collection[str] | None) -> str:
     """Name what is unknown, and the nearest flag that tyro's other texts mention, or the subcommands there are."""
     words = tokens.replace(",", " ").split()
     unknown = next((word for word in words if word.startswith("-")), words[0])
@@ -296,5 +291,7 @@ def _unknown(tokens: str, others: Sequence[str]) -> str:
         choices = next((text for text in others if text.startswith("Available subcommands: ")), "")
         return f"unknown argument {unknown!r}" + (f"; {choices[0].lower()}{choices[1:]}" if choices else "")
     known = [flag for text in others for flag in _LONG_FLAG.findall(text) if flag not in ("--help", unknown)]
+    if proposed is not None:
+        known = [flag for flag in known if _plain(flag).removeprefix("no_") in proposed]
     nearest = difflib.get_close_matches(unknown, known, n=1, cutoff=0.5)
     return f"unknown flag {unknown}" + (f"; did you mean {nearest[0]}?" if nearest else "")

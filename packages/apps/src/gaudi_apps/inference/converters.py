@@ -285,10 +285,10 @@ def write_tflite(
     def make_converter() -> Any:
         return tf.lite.TFLiteConverter.from_concrete_functions([traced.get_concrete_function()], owner)
 
-    if precision == "int8" and quantize is None:
-        raise ValueError("int8 needs calibration")
     with hold_stderr():
-        if precision == "int8" and quantize is not None:
+        if precision == "int8":
+            if quantize is None:
+                raise ValueError("int8 needs calibration")
             content = quantize(make_converter)
         else:
             converter = make_converter()

@@ -34,7 +34,7 @@ FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers of segments that t
 SCAN, END = 0xDA, 0xD9
 LONGEST_JPEG_SIDE = 65_500
 JPEG_QUALITY = 90
-SCORE_THRESHOLD, TOP = 0.3, 5
+SCORE_THRESHOLD = 0.3
 
 
 class RefusedError(Exception):
@@ -205,10 +205,13 @@ class ServedModel(NamedTuple):
         _, metadata = read_trained(path)
         if metadata.model not in CLASSIFIERS:
             _require_unused("--top", top, "classifiers")
-            options = {"score_threshold": SCORE_THRESHOLD if score_threshold is None else score_threshold}
+            options: dict[str, Any] = {
+                "score_threshold": SCORE_THRESHOLD if score_threshold is None else score_threshold
+            }
             return cls(gaudi_apps.Detector.load(path, runtime=runtime), "detector", options, max_pixels)
         _require_unused("--score_threshold", score_threshold, "detectors")
-        return cls(gaudi_apps.Classifier.load(path, runtime=runtime), "classifier", {"top": top or TOP}, max_pixels)
+        options = {} if top is None else {"top": top}
+        return cls(gaudi_apps.Classifier.load(path, runtime=runtime), "classifier", options, max_pixels)
 
     @property
     def classes(self) -> tuple[str, ...]:
