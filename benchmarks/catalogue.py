@@ -27,6 +27,7 @@ SHARES: Mapping[str, float] = {
     "optimizers": 1.5,
     "collectives": 2.5,
     "weak_scaling": 4,
+    "simulated_ranks": 1.5,
     "serving": 5,
 }
 # Of one GPU, in benchmarks/gpu.

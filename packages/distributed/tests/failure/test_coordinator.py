@@ -5,13 +5,16 @@ import json
 import random
 import resource
 import socket
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import BinaryIO
 
 import pytest
 
 from gaudi_distributed.cluster.rank_info import RankInfo
 from gaudi_distributed.failure import Coordinator, FailureCause, RankClient, Timeouts, join_coordinator
+from gaudi_distributed.failure.coordinator import COORDINATOR, TOKEN
 from gaudi_distributed.failure.messages import (
     MAX_BYTES,
     Heartbeat,
@@ -111,6 +114,32 @@ def test_second_of_a_rank_is_dropped_and_the_first_stays() -> None:
             assert is_dropped(second)
             assert coordinator.present == {0}
         assert coordinator.wait(SECONDS)
+
+
+@pytest.mark.parametrize(("size", "told"), [(64, [1, 2, 2]), (65, [2])])
+def test_many_ranks_tell_their_progress_with_heartbeats(size: int, told: list[int]) -> None:
+    """And before they leave, so that the step is right."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        environment = {COORDINATOR: f"127.0.0.1:{listener.getsockname()[1]}", TOKEN: "x"}
+        steps = []
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rb") as lines:
+                lines.readline()
+                connection.sendall(encode_message(replace(PATIENT, heartbeat_seconds=SECONDS)))
+                while isinstance(message := decode_message(lines.readline()), State):
+                    steps.append(message.step)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        client = join_coordinator(RankInfo(0, size, 0, size), environment, print)
+        assert client is not None
+        client.set_progress(1, "step")
+        client.set_progress(2, "step")
+        client.leave()
+        thread.join()
+    assert steps == told
 
 
 GARBAGE = [

@@ -102,6 +102,14 @@ def test_nobody_was_silent_while_nobody_listened() -> None:
     assert pass_time(detector, 1001, 1030, silent=2) == pytest.approx(1005 + 6, abs=1)
 
 
+def test_rank_that_was_heard_before_the_check_is_not_heard_in_the_future() -> None:
+    detector = make_detector()
+    assert pass_time(detector, 0, 5) is None
+    detector.on_heartbeat(2, 0, "start", 0, 1000.0)
+    assert detector.check(1000.0) is None
+    assert pass_time(detector, 1001, 1030, silent=2) == pytest.approx(1000 + 11, abs=1)
+
+
 def test_standing_still_names_the_rank_that_is_furthest_behind() -> None:
     detector = make_detector()
     reported(detector, (8, "step"), (7, "step"), (8, "step"))

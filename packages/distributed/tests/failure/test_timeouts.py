@@ -13,6 +13,12 @@ def test_defaults_end_a_run_within_a_minute() -> None:
     assert timeouts.stall_seconds + LEAVE_SECONDS + END_SECONDS < 60
 
 
+def test_many_ranks_send_as_many_heartbeats_as_some_hundred() -> None:
+    assert [read_timeouts({}, size).heartbeat_seconds for size in (1, 512, 1024)] == [1, 1, 2]
+    with pytest.raises(ConfigurationError, match=r"at least 6"):
+        read_timeouts({"GAUDI_RUN_STALL_SECONDS": "5"}, 1024)
+
+
 def test_bounds_of_the_environment() -> None:
     timeouts = read_timeouts({"GAUDI_RUN_STALL_SECONDS": "300", "GAUDI_RUN_LEAVE_SECONDS": "1.5"})
     assert (timeouts.stall_seconds, timeouts.leave_seconds) == (300, 1.5)

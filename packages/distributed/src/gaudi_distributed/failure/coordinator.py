@@ -184,8 +184,10 @@ class Coordinator:
         with contextlib.closing(writer), contextlib.suppress(OSError, ValueError, asyncio.CancelledError):
             rank = await self._admit(reader, writer)
             while rank >= 0 and (line := await reader.readline()):
-                self._on_message(rank, decode_message(line))
-                self._decide()
+                message = decode_message(line)
+                self._on_message(rank, message)
+                if not isinstance(message, State):  # progress ends no run, and deciding looks at all ranks
+                    self._decide()
         if rank >= 0:
             self._writers.pop(rank, None)
             self._decide()  # first, to know whether it was this process that did not answer
@@ -391,8 +393,8 @@ class FailureDetector:
             self.was_given_up = self.was_given_up or deaf > self._timeouts.stall_seconds
             if self._first_joined is not None:
                 self._first_joined += deaf
-            for state in self._ranks.values():
-                state.heard, state.moved = state.heard + deaf, state.moved + deaf
+            for state in self._ranks.values():  # of which some were heard since
+                state.heard, state.moved = min(state.heard + deaf, now), min(state.moved + deaf, now)
         self._looked = now
         if self._certain is None:
             self._certain = self._find_silent(now) or self._find_absent(now) or self._find_still(now)

@@ -172,7 +172,8 @@ JOIN, START, FIRST = "GAUDI_RUN_JOIN_SECONDS", "GAUDI_RUN_START_SECONDS", "GAUDI
 def read_timeouts(environ: Mapping[str, str], size: int = 1) -> Timeouts:
     """Return the timeouts of a run of `size` ranks, with those that the environment sets.
 
-    By default each rank adds a second to the bounds of joining, of the start, and of a first report.
+    By default each rank adds a second to the bounds of joining, of the start, and of a first report. All ranks together
+    send some 500 heartbeats a second at most: one that dies is known at once by its connection.
 
     Raises:
         ConfigurationError: a variable is not a positive number, or is less than three heartbeats.
@@ -182,19 +183,18 @@ def read_timeouts(environ: Mapping[str, str], size: int = 1) -> Timeouts:
     join = _read_seconds(environ, JOIN, Timeouts.join_seconds + size)
     start = _read_seconds(environ, START, Timeouts.start_seconds + size)
     first = _read_seconds(environ, FIRST, Timeouts.first_seconds + size)
-    if stall < 3 * Timeouts.heartbeat_seconds:
+    heartbeat = max(Timeouts.heartbeat_seconds, size / _MOST_HEARTBEATS)
+    if stall < 3 * heartbeat:
         raise ConfigurationError(
             f"{STALL} is {stall:g}",
             field=STALL,
-            remedy=(
-                f"ranks send a heartbeat every {Timeouts.heartbeat_seconds:g} s, so give at least "
-                f"{3 * Timeouts.heartbeat_seconds:g}"
-            ),
+            remedy=f"ranks send a heartbeat every {heartbeat:g} s, so give at least {3 * heartbeat:g}",
         )
-    return Timeouts(stall, leave, join_seconds=join, start_seconds=start, first_seconds=first)
+    return Timeouts(stall, leave, heartbeat, join_seconds=join, start_seconds=start, first_seconds=first)
 
 
 _MAX_SECONDS = 1e9
+_MOST_HEARTBEATS = 512  # a second
 
 
 def _read_seconds(environ: Mapping[str, str], name: str, default: float) -> float:

@@ -35,6 +35,8 @@ from gaudi_distributed.failure.messages import (
 )
 
 _CONNECT_SECONDS = 15.0
+# In a run of more ranks progress goes with the heartbeats: the coordinator hears a thousand ranks, but not each step.
+_MOST_TELLING_EACH_STEP = 64
 Announce = Callable[[str], None]
 
 
@@ -110,7 +112,8 @@ class RankClient:
     def set_progress(self, step: int, phase: str) -> None:
         """Report the number of steps done and the next phase; it takes microseconds and never blocks.
 
-        Once the run is over, the process ends here: what it would compute is not wanted.
+        In a run of more than 64 ranks the report goes with the next heartbeat, so the step of a rank that was killed is
+        up to a second old. Once the run is over, the process ends here: what it would compute is not wanted.
 
         Phases are ``"start"``, ``"broadcast"``, ``"step"``, ``"evaluation"`` (at each batch), ``"scoring"``,
         ``"checkpoint"`` and ``"export"``. A training reports ``"start"`` first: it is over if no other report follows
@@ -122,7 +125,8 @@ class RankClient:
                 time.sleep(self._timeouts.leave_seconds)
             exit_now(self._cause.status)
         self._state = State(step, phase, self._state.reports + 1)
-        self._send(self._state)
+        if self._rank_info.size <= _MOST_TELLING_EACH_STEP:
+            self._send(self._state)
 
     def report_failure(self, text: str, status: int, *, certain: bool = True) -> FailureCause:
         """Report an error of this rank, and return what ended the run: this, or what came first.
@@ -130,6 +134,7 @@ class RankClient:
         An error of communication is not `certain`: it follows, as a rule, from the loss of another rank. The rank that
         hosts the coordinator waits until the line about what ended the run is shown.
         """
+        self._send(self._state)
         self._send(Failed(status, text, certain))
         # Whether another rank is silent is known after that bound.
         patience = 0.0 if certain else self._timeouts.stall_seconds
@@ -147,6 +152,7 @@ class RankClient:
         """
         if self._cause is None:
             self._has_left = True
+            self._send(self._state)
             self._send(Left(status, text))
         if self._hosted is None:
             return self._cause
