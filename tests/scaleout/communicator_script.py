@@ -125,6 +125,8 @@ def gather_everything(communicator: Communicator) -> dict[str, Any]:
 
     contents = communicator.gather(bytes(range(communicator.rank * 5)))
     assert communicator.gather(b"") == [b""] * communicator.size
+    assert communicator.gather_at_root(bytes(range(communicator.rank * 5))) == ([] if communicator.rank else contents)
+    assert communicator.gather_at_root(b"") == ([] if communicator.rank else [b""] * communicator.size)
     return {"gathered": [np.frombuffer(content, np.uint8) for content in contents]}
 
 

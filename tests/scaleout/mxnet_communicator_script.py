@@ -33,6 +33,8 @@ def main() -> None:
     }
     contents = communicator.gather(bytes([rank_info.rank]) * rank_info.rank)
     assert contents == [bytes([rank]) * rank for rank in range(rank_info.size)]
+    own = bytes([rank_info.rank]) * rank_info.rank
+    assert communicator.gather_at_root(own) == ([] if rank_info.rank else contents)
     np.savez(folder / f"rank_{rank_info.rank}.npz", **flatten(results))
     communicator.barrier()
     communicator.close()

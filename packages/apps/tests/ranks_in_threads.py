@@ -22,6 +22,10 @@ class ThreadRank:
     def gather(self, content: bytes) -> list[bytes]:
         return self._exchange(content)
 
+    def gather_at_root(self, content: bytes) -> list[bytes]:
+        contents = self._exchange(content)
+        return [] if self.rank else contents
+
     def broadcast(self, tensors: Sequence[Any], *, root: int = 0) -> list[Any]:
         return list(self._exchange(list(tensors))[root])
 

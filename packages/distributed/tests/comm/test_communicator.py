@@ -14,7 +14,7 @@ def test_single_process_reduces_and_broadcasts_to_itself() -> None:
     assert communicator.allreduce([3.0], average=False) == [3.0]
     assert communicator.allreduce([3.0], compressed=True) == [3.0]
     assert communicator.broadcast(["a"], root=0) == ["a"]
-    assert communicator.gather(b"mine") == [b"mine"]
+    assert communicator.gather(b"mine") == communicator.gather_at_root(b"mine") == [b"mine"]
     assert (communicator.local_rank, communicator.local_size) == (0, 1)
     communicator.barrier()
     communicator.close()

@@ -429,7 +429,7 @@ def open_detector(export: CheckedExport, threads: int = 0) -> OpenedDetector:
     model = open_model(export, prepare.from_encoded, threads)
 
     def detect(images: Any) -> Any:
-        found = model.compute(list(np.asarray(images)))
+        found = model.compute(np.asarray(images))
         return found["boxes_yxyx"], found["labels"], found["scores"]
 
     categories = tuple(Category(one["id"], one["name"]) for one in export.manifest["classes"])

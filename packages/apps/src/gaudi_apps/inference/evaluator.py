@@ -200,7 +200,7 @@ class Evaluator(ABC, Generic[Result]):
             self._begin("scoring")
             parts = [part]
             if self._communicator.size > 1:
-                parts = [unpack_arrays(content) for content in self._communicator.gather(pack_arrays(part))]
+                parts = [unpack_arrays(content) for content in self._communicator.gather_at_root(pack_arrays(part))]
             self._latest = step, None if self._communicator.rank else self.join(parts)
         return self._latest[1]
 

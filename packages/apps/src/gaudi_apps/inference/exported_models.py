@@ -107,7 +107,7 @@ class OpenVINOModel(ExportedModel):
 
     def compute(self, inputs: Sequence[Any]) -> Arrays:
         """Compute a batch at once."""
-        found = self._compiled(np.stack(inputs).astype(np.float32, copy=False))
+        found = self._compiled(np.asarray(inputs, np.float32))
         return {output.any_name: np.asarray(values) for output, values in found.items()}
 
 
@@ -150,8 +150,8 @@ class OnnxModel(ExportedModel):
     def compute(self, inputs: Sequence[Any]) -> Arrays:
         """Compute images of one size at once, and others one by one."""
         is_even = len({one.shape for one in inputs}) == 1
-        batches = [np.stack(inputs)] if is_even else [one[np.newaxis] for one in inputs]
-        parts = [self._session.run(self._names, {"images": batch.astype(self._dtype)}) for batch in batches]
+        batches = [np.asarray(inputs)] if is_even else [one[np.newaxis] for one in inputs]
+        parts = [self._session.run(self._names, {"images": batch.astype(self._dtype, copy=False)}) for batch in batches]
         return {name: np.concatenate(values) for name, *values in zip(self._names, *parts, strict=True)}
 
 
@@ -174,7 +174,7 @@ class TFLiteModel(ExportedModel):
 
     def compute(self, inputs: Sequence[Any]) -> Arrays:
         """Compute a batch at once."""
-        found: Arrays = self._run(images=np.stack(inputs).astype(np.float32, copy=False))
+        found: Arrays = self._run(images=np.asarray(inputs, np.float32))
         return found
 
 

@@ -168,7 +168,7 @@ def predict_files(
         prepare: see `Preprocessor`.
         make_results: makes the Results of a folder.
         output_dir: made when it is not there; the files that an earlier prediction wrote are replaced or removed.
-        batch_size: images at once, at most.
+        batch_size: images at once, at most; more than 16 are split, so that the next ones are read meanwhile.
         strict: raise an error for the first bad file, instead of skipping it.
         max_frames: of each video and stream, from its first one on; 0: all.
         write_line: gets the lines to show.
@@ -193,7 +193,7 @@ def predict_files(
             if stop is None:  # what happens now is not read before it happens
                 ahead = read_ahead(images, READ_AHEAD, measure=lambda one: 3 * one.height * one.width)
                 images = stack.enter_context(contextlib.closing(ahead))
-            for batch in make_batches(itertools.takewhile(lambda _: not stop, images), batch_size):
+            for batch in make_batches(itertools.takewhile(lambda _: not stop, images), min(batch_size, LARGEST_BATCH)):
                 outputs = compute(np.stack([image.network_input for image in batch]))
                 for image, *rows in zip(batch, *outputs, strict=True):
                     for line in results.add(image, *rows):
@@ -209,7 +209,8 @@ def predict_files(
     return results
 
 
-READ_AHEAD, BYTES_AHEAD = 8, 128 * 2**20  # images, and bytes of their pixels
+LARGEST_BATCH = 16  # one thread reads and prepares some hundred images a second, so larger ones would wait for it
+READ_AHEAD, BYTES_AHEAD = 2 * LARGEST_BATCH, 128 * 2**20  # images, and bytes of their pixels
 
 
 def read_ahead(

@@ -370,9 +370,11 @@ class ImageSequence:
         """Return the hash of all steps so far; all ranks call it together."""
         if self._ids:
             own = np.stack(self._ids)
-            parts = [np.frombuffer(part, "<i8") for part in communicator.gather(own.astype("<i8").tobytes())]
-            for step_ids in np.concatenate([part.reshape(len(own), -1) for part in parts], axis=1):
-                self._digest = hashlib.sha256(self._digest.encode() + step_ids.tobytes()).hexdigest()
+            parts = [np.frombuffer(part, "<i8") for part in communicator.gather_at_root(own.astype("<i8").tobytes())]
+            if parts:
+                for step_ids in np.concatenate([part.reshape(len(own), -1) for part in parts], axis=1):
+                    self._digest = hashlib.sha256(self._digest.encode() + step_ids.tobytes()).hexdigest()
+            self._digest = communicator.gather(self._digest.encode() if parts else b"")[0].decode()
             self._ids.clear()
         return self._digest
 

@@ -68,6 +68,11 @@ class CollectiveCommunicator:
         rows = self._exchange(mine, 1 << max(counts).bit_length())
         return [row[:count].tobytes() for row, count in zip(rows, counts, strict=True)]
 
+    def gather_at_root(self, content: bytes) -> list[bytes]:
+        """See `Communicator.gather_at_root`; here it reaches all, for replicas can only reduce."""
+        contents = self.gather(content)
+        return [] if self.rank else contents
+
     def barrier(self) -> None:
         """See `Communicator.barrier`."""
         self.gather(b"")

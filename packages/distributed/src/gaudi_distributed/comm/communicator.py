@@ -48,6 +48,9 @@ class Communicator(Protocol):
     def gather(self, content: bytes) -> list[bytes]:
         """Return, on every rank, the content of each rank, by rank; contents may differ in length."""
 
+    def gather_at_root(self, content: bytes) -> list[bytes]:
+        """Return, on rank 0, the content of each rank, by rank, and nothing on others, to which nothing is sent."""
+
     def barrier(self) -> None:
         """Block until every rank has called it."""
 
@@ -73,6 +76,10 @@ class SingleProcess:
         return list(tensors)
 
     def gather(self, content: bytes) -> list[bytes]:
+        """Return the content alone."""
+        return [content]
+
+    def gather_at_root(self, content: bytes) -> list[bytes]:
         """Return the content alone."""
         return [content]
 

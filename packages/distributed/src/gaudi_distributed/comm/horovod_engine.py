@@ -64,6 +64,15 @@ class HorovodRank(ABC):
         every = self._join_arrays(mine, f"{name}_contents")
         return [part[:-1].tobytes() for part in np.split(every, np.cumsum(counts)[:-1])]
 
+    def gather_at_root(self, content: bytes) -> list[bytes]:
+        """See `Communicator.gather_at_root`."""
+        import numpy as np
+
+        mine = np.frombuffer(content + b"\0", np.uint8)
+        lengths = np.array([len(mine), *[0] * (self.size - 1)], np.int32)
+        every, counts = self._send_arrays(mine, lengths, self._next_name("gather_at_root"))
+        return [] if self.rank else [part[:-1].tobytes() for part in np.split(every, np.cumsum(counts)[:-1])]
+
     def barrier(self) -> None:
         """See `Communicator.barrier`."""
         self.gather(b"")
@@ -75,6 +84,10 @@ class HorovodRank(ABC):
     @abstractmethod
     def _join_arrays(self, array: Any, name: str) -> Any:
         """Return the concatenation of each rank's NumPy array [n]."""
+
+    @abstractmethod
+    def _send_arrays(self, array: Any, lengths: Any, name: str) -> tuple[Any, Any]:
+        """Send a part of a NumPy array [n] to each rank, of int32 lengths [size]; return what came, and its lengths."""
 
     def _next_name(self, kind: str) -> str:
         """Return an unused name, equal on all ranks because all make the same calls in the same order."""
@@ -108,6 +121,10 @@ class HorovodCommunicator(HorovodRank):
 
     def _join_arrays(self, array: Any, name: str) -> Any:
         return self._hvd.allgather(array, name=name).numpy()
+
+    def _send_arrays(self, array: Any, lengths: Any, name: str) -> tuple[Any, Any]:
+        came, counts = self._hvd.alltoall(array, splits=lengths, name=name)
+        return came.numpy(), counts.numpy()
 
     def _sum(self, vectors: list[Any]) -> list[Any]:
         name = self._next_name("allreduce")

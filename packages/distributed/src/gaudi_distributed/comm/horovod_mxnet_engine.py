@@ -91,6 +91,13 @@ class HorovodMXNetCommunicator(HorovodRank):
 
         return self._hvd.allgather(mx.nd.array(array, ctx=mx.cpu(), dtype=array.dtype), name=name).asnumpy()
 
+    def _send_arrays(self, array: Any, lengths: Any, name: str) -> tuple[Any, Any]:
+        import mxnet as mx
+
+        given = (mx.nd.array(one, ctx=mx.cpu(), dtype=one.dtype) for one in (array, lengths))
+        came, counts = self._hvd.alltoall(*given, name=name)
+        return came.asnumpy(), counts.asnumpy()
+
 
 def load_horovod() -> Any:
     """Import Horovod for MXNet.
