@@ -50,6 +50,30 @@ def clip(image_dir: Path, tmp_path: Path) -> Path:
     return path
 
 
+def test_a_large_batch_is_split_so_that_the_next_images_are_read_meanwhile(image_dir: Path, tmp_path: Path) -> None:
+    sizes = []
+
+    def detect(images: Any) -> Any:
+        sizes.append(len(images))
+        return np.zeros([len(images), 0, 4]), np.zeros([len(images), 0], np.int64), np.zeros([len(images), 0])
+
+    files = [tmp_path / f"{number}.png" for number in range(20)]
+    for path in files:
+        path.symlink_to(image_dir / "1.png")
+    results = predict_files(
+        detect,
+        files,
+        make_preprocessor(300),
+        lambda draft: DetectionResults(draft, CATEGORIES, 0.3, save=("json",)),
+        tmp_path / "out",
+        batch_size=128,
+        strict=False,
+        write_line=lambda _: None,
+    )
+    assert sizes == [16, 4]
+    assert [image["file_name"] for image in results.images] == [path.name for path in files]
+
+
 def test_detections_are_listed_drawn_and_written(
     oracle: Callable[..., Any], truth: dict[int, Any], image_dir: Path, tmp_path: Path
 ) -> None:
