@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 from gaudi_apps.inference.evaluator import Evaluator, find_order, pack_arrays, unpack_arrays
-from gaudi_apps.inference.exported_models import ExportedModel
+from gaudi_apps.inference.exported_models import ExportedModel, Inputs
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_apps.training.trainer import Score
 from gaudi_datasets.errors import DataError
@@ -108,7 +108,7 @@ class GuessModel(ExportedModel):
         super().__init__(lambda encoded: encoded[0])
         self.batches: list[int] = []
 
-    def compute(self, inputs: Sequence[Any]) -> dict[str, Positions]:
+    def compute(self, inputs: Inputs) -> dict[str, Positions]:
         self.batches.append(len(inputs))
         return {"guesses": np.where(np.array(inputs) < 6, np.array(inputs) % 3, 9)}
 

@@ -30,6 +30,7 @@ from gaudi_ops.program import say
 if TYPE_CHECKING:
     from gaudi_apps.cli.flags import ExportFormat, ExportPrecision, RuntimeFlag
 
+Inputs: TypeAlias = Sequence[Any] | npt.NDArray[Any]
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 Prepare: TypeAlias = Callable[[bytes], Any]
 
@@ -76,7 +77,7 @@ class ExportedModel(ABC):
         self.threads = threads or count_processors()
 
     @abstractmethod
-    def compute(self, inputs: Sequence[Any]) -> Arrays:
+    def compute(self, inputs: Inputs) -> Arrays:
         """Return the outputs of a batch of inputs by name."""
 
 
@@ -105,7 +106,7 @@ class OpenVINOModel(ExportedModel):
         except RuntimeError as error:
             raise refuse_file(path, error) from None
 
-    def compute(self, inputs: Sequence[Any]) -> Arrays:
+    def compute(self, inputs: Inputs) -> Arrays:
         """Compute a batch at once."""
         found = self._compiled(np.asarray(inputs, np.float32))
         return {output.any_name: np.asarray(values) for output, values in found.items()}
@@ -147,7 +148,7 @@ class OnnxModel(ExportedModel):
         self._names = [output.name for output in self._session.get_outputs()]
         self._dtype = np.float32 if takes_floats else np.uint8
 
-    def compute(self, inputs: Sequence[Any]) -> Arrays:
+    def compute(self, inputs: Inputs) -> Arrays:
         """Compute images of one size at once, and others one by one."""
         is_even = len({one.shape for one in inputs}) == 1
         batches = [np.asarray(inputs)] if is_even else [one[np.newaxis] for one in inputs]
@@ -172,7 +173,7 @@ class TFLiteModel(ExportedModel):
         except (RuntimeError, ValueError) as error:
             raise refuse_file(path, error) from None
 
-    def compute(self, inputs: Sequence[Any]) -> Arrays:
+    def compute(self, inputs: Inputs) -> Arrays:
         """Compute a batch at once."""
         found: Arrays = self._run(images=np.asarray(inputs, np.float32))
         return found
@@ -199,7 +200,7 @@ class SavedModel(ExportedModel):
         self._loaded = tf.saved_model.load(str(path))  # owns the variables
         self.signature = self._loaded.signatures["serving_default"]
 
-    def compute(self, inputs: Sequence[Any]) -> Arrays:
+    def compute(self, inputs: Inputs) -> Arrays:
         """Decode and compute a batch at once."""
         import tensorflow as tf
 

@@ -40,6 +40,7 @@ from gaudi_apps.inference.exported_models import (
     MODEL_FILES,
     Arrays,
     ExportedModel,
+    Inputs,
     OnnxModel,
     SavedModel,
     find_obstacle,
@@ -123,10 +124,10 @@ class NetworkModel(ExportedModel):
         self.device = find_device()
         self._run = tf.function(network.compute, autograph=False, reduce_retracing=True)
 
-    def compute(self, inputs: Sequence[Any]) -> Arrays:
+    def compute(self, inputs: Inputs) -> Arrays:
         """Compute a batch at once."""
         with whole_float32():
-            return {name: values.numpy() for name, values in self._run(np.stack(inputs)).items()}
+            return {name: values.numpy() for name, values in self._run(np.asarray(inputs)).items()}
 
 
 def find_device() -> str:
