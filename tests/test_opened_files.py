@@ -35,6 +35,7 @@ ALLOWED = {
     *(("gaudi_distributed/cluster/hosts.py", "read_regular_file", name) for name in ("open", "os.open")),
     *(("gaudi_distributed/cluster/hosts.py", "write_file", name) for name in ("open", "os.open", "os.replace")),
     ("gaudi_distributed/devices/machine.py", "read", "open"),  # of /proc and /sys
+    ("gaudi_distributed/launch/choices.py", "_check_interpreter", "open"),  # the first line of a program
     ("gaudi_distributed/launch/guard.py", "list_children", "read_text"),  # of /proc
     # Folders of Open MPI's files, and their locks.
     *(("gaudi_distributed/devices/machine.py", "open_mpi_folders", name) for name in ("os.open", "tempfile.mkdtemp")),

@@ -59,6 +59,26 @@ def test_ranks_save_though_a_scheduler_signals_every_process_twice(
     assert sorted(path.name for path in tmp_path.glob("saved*")) == ["saved0", "saved1"]
 
 
+def test_a_program_that_mpirun_cannot_execute_is_no_signal(tmp_path: Path) -> None:
+    """A text without a first line that names what runs it: mpirun ends with a number that looks like signal 3."""
+    script = tmp_path / "script"
+    script.write_text("true\n")
+    script.chmod(0o755)
+    done = subprocess.run([*LAUNCHER, str(script)], capture_output=True, text=True, check=False, timeout=SECONDS)
+    assert done.returncode == 66
+    assert done.stderr.splitlines()[-1].startswith("gaudi-run: error: ranks 0 ")
+
+
+def test_a_script_without_its_interpreter_is_named_before_the_start(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/python\n")
+    script.chmod(0o755)
+    done = subprocess.run([*LAUNCHER, str(script)], capture_output=True, text=True, check=False, timeout=SECONDS)
+    assert done.returncode == 66
+    assert "'/no/such/python'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def find_below(pid: int) -> list[int]:
     """Return the processes that a process started, and those that these did."""
     children = [

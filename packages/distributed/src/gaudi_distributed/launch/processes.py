@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -133,6 +133,7 @@ class Process:
         processors: logical processors that it may use; empty: all.
         rank: which rank it is; None: it starts several.
         end_signal: see `gaudi_distributed.launch.guard.Order`.
+        refusals: statuses above 128 by which it says that it could not start the program; no signal has ended that.
     """
 
     name: str
@@ -144,10 +145,18 @@ class Process:
     processors: tuple[int, ...] = ()
     rank: int | None = None
     end_signal: int = signal.SIGTERM
+    refusals: frozenset[int] = frozenset()
 
 
-def find_signal(status: int) -> int:
+# What mpirun 4.1 ends with where it cannot execute the program, or does not find it, on some host: its own numbers, and
+# not signals 3 and 4. A rank that a signal ends after it has joined is known by its connection.
+_MPIRUN_REFUSALS = frozenset({131, 132})
+
+
+def find_signal(status: int, refusals: Collection[int] = ()) -> int:
     """Return a status, below 0 where a shell says by it that a signal ended its program."""
+    if status in refusals:
+        return status
     return 128 - status if status > 128 and status - 128 in list(signal.Signals) else status
 
 
@@ -293,4 +302,4 @@ def plan_openmpi(plan: LaunchPlan) -> list[Process]:
     name = f"ranks 0 to {plan.cluster.size - 1} on {hosts}"
     forwarded = plan.list_forwarded(is_here=True)
     made = (*made, *(MPI_FOLDERS if plan.is_local else ()))
-    return [Process(name, argv, plan.environment, forwarded, made, end_signal=signal.SIGINT)]
+    return [Process(name, argv, plan.environment, forwarded, made, end_signal=signal.SIGINT, refusals=_MPIRUN_REFUSALS)]

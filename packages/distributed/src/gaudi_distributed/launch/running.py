@@ -122,7 +122,7 @@ class HostGuard:
         """Return how a process ended, below 0 for a signal; that of the connection if it is lost, None so far."""
         if not self._is_remote:
             status = self.popen.poll()
-            return None if status is None else find_signal(status)
+            return None if status is None else find_signal(status, self.processes[number].refusals)
         if number not in self.statuses and self.popen.poll() is not None:
             self.join()  # the last it said may still be read
             return self.statuses.get(number, self.popen.returncode or _SSH_FAILED)
@@ -233,6 +233,8 @@ class Running:
             return make_ssh_error(name)
         if status < 0:
             return RunEndedError(f"{name}: ended by signal {-status}; {CONTINUE}", LOST)
+        if status in self.process.refusals:
+            return RunEndedError(f"{name}: mpirun could not start the program; see its output above", _NO_INPUT)
         return RunEndedError(f"{name}: ended with status {status}; see its output above", status)
 
 
