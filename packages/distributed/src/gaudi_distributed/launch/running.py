@@ -380,9 +380,10 @@ def _watch(
             if coordinator is not None:
                 coordinator.request_stop()
             for each in waiting:
-                # Not mpirun where ranks have heard of it, since it gives them a second only.
+                # Not the ranks of mpirun where they have heard of it: it ends all others where one does not save.
                 if seconds and (each.process.rank is not None or not _is_heard(coordinator)):
-                    each.end(seconds + 1.0)  # first it is said what ends them
+                    # First it is said what ends them, and mpirun ends its ranks before its own time is over.
+                    each.end(seconds + (END_SECONDS if each.process.rank is None else 1.0))
             end_at = min(end_at, now + seconds)
         if now >= end_at:
             end_at = math.inf
