@@ -20,14 +20,13 @@ from gaudi_distributed.cluster.elastic import HOROVOD_SCOPE, SCOPE
 from gaudi_distributed.cluster.hosts import RankAssignment, parse_hosts
 from gaudi_distributed.cluster.rendezvous import Rendezvous, RendezvousServer
 from gaudi_distributed.devices.machine import LOOPBACK, is_this_machine
-from gaudi_distributed.errors import ConfigurationError, FlagError, RunEndedError, say
+from gaudi_distributed.errors import ConfigurationError, FlagError, Output, RunEndedError, say
 from gaudi_distributed.failure.messages import CONTINUE, LOST, read_timeouts
 from gaudi_distributed.launch.flags import Options
 from gaudi_distributed.launch.planning import plan_launch
 from gaudi_distributed.launch.processes import LaunchPlan, plan_worker
 from gaudi_distributed.launch.running import (
     END_SECONDS,
-    Output,
     Running,
     catch_signals,
     finish_processes,
@@ -150,6 +149,7 @@ class ElasticRun:
     ) -> None:
         self._plan, self._hosts, self._rendezvous, self._server = plan, hosts, rendezvous, server
         self._environ, self._most = environ, most
+        self._output = Output(is_tagged=plan.tag_output)
         self._patience = read_timeouts(environ).stall_seconds
         self._running: dict[int, Running] = {}
         self._started = 0
@@ -253,9 +253,9 @@ class ElasticRun:
                     break
                 workers.append(plan_worker(self._plan, host, self._started, is_here=is_here))
                 self._rendezvous.add(self._started, host)
-            made, output = self._server.environment, Output(self._plan.tag_output)
+            made = self._server.environment
             running = start_processes(
-                workers, self._environ, made, output, grace=self._plan.grace, silence=self._patience
+                workers, self._environ, made, self._output, grace=self._plan.grace, silence=self._patience
             )
             self._running.update({each.process.rank: each for each in running if each.process.rank is not None})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from typing import IO
 from gaudi_distributed.cluster.hosts import write_file
 from gaudi_distributed.cluster.rendezvous import RendezvousServer
 from gaudi_distributed.devices.machine import allow_files, open_mpi_folders
-from gaudi_distributed.errors import ConfigurationError, RunEndedError, say
+from gaudi_distributed.errors import ConfigurationError, LineSplitter, Output, OutputLog, RunEndedError, say
 from gaudi_distributed.failure.coordinator import Coordinator
 from gaudi_distributed.failure.messages import CONTINUE, LOST, Timeouts, read_timeouts
 from gaudi_distributed.launch import guard
@@ -37,46 +38,9 @@ GUARD = str(Path(guard.__file__))
 _BEAT_SECONDS = 2.0
 _NO_INPUT, _CONFIGURATION, _SSH_FAILED = 66, 78, 255
 _NOT_THERE = (2, 126, 127)  # of a shell, or of Python, that does not find what it is to run
-_MAX_FRAME = 1 << 20
+_MAX_FRAME, _READ = 1 << 20, 1 << 16
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TICK, _TELL_SECONDS, _OTHER_FILES, _LOGINS = 0.05, 5.0, 64, 16
-
-
-class OutputLog:
-    """A log file that several threads write whole lines to."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._lock = threading.Lock()
-
-    def write(self, line: bytes) -> None:
-        """Add a line; it is there for whoever reads the file meanwhile."""
-        with self._lock:
-            self._file.write(line)
-            self._file.flush()
-
-
-@dataclass(frozen=True)
-class Output:
-    """Where lines of ranks go: the terminal, with the rank before each if it is tagged, and a log."""
-
-    is_tagged: bool = False
-    log: OutputLog | None = None
-
-    @property
-    def is_piped(self) -> bool:
-        """Return whether the output of processes has to pass this one."""
-        return self.is_tagged or self.log is not None
-
-    def write(self, process: Process, kind: str, line: bytes) -> None:
-        """Write a line of a process, of standard output (kind `out`) or standard error."""
-        target = sys.stdout.buffer if kind == "out" else sys.stderr.buffer
-        if self.is_tagged and process.rank is not None:
-            line = b"[%d] " % process.rank + line
-        target.write(line)
-        target.flush()
-        if self.log is not None:
-            self.log.write(line)
 
 
 class HostGuard:
@@ -149,12 +113,14 @@ class HostGuard:
                 self.popen.wait(_BEAT_SECONDS)
 
     def _copy(self, kind: str, source: IO[bytes]) -> None:
-        for line in source:
-            self._output.write(self.processes[0], kind, line)
+        lines = LineSplitter()
+        while content := os.read(source.fileno(), _READ):
+            self._write(0, kind, lines.split(content))
+        self._write(0, kind, lines.end())
 
     def _demultiplex(self, source: IO[bytes]) -> None:
         """Take frames apart; lines stay whole, whatever ranks write at once."""
-        rest: dict[tuple[str, int], bytes] = {}
+        streams = {(kind, number): LineSplitter() for kind in ("out", "err") for number in range(len(self.processes))}
         while header := source.readline(64):
             kind, number, length = _parse_header(header, len(self.processes))
             if not kind:  # of a shell's start-up files on that host
@@ -163,21 +129,17 @@ class HostGuard:
             content = source.read(length)
             self.is_reached = True  # `here` itself may stand behind what a start-up file wrote
             if kind == "end":
-                self._flush(rest, number)
+                for each in ("out", "err"):
+                    self._write(number, each, streams[each, number].end())
                 self.statuses[number] = find_signal(int(content))
             elif kind != "here":
-                *lines, rest[kind, number] = (rest.get((kind, number), b"") + content).split(b"\n")
-                for line in lines:
-                    self._output.write(self.processes[number], kind, line + b"\n")
-                if len(rest[kind, number]) > _MAX_FRAME:
-                    self._flush(rest, number)
-        for number in range(len(self.processes)):
-            self._flush(rest, number)
+                self._write(number, kind, streams[kind, number].split(content))
+        for (kind, number), lines in streams.items():
+            self._write(number, kind, lines.end())
 
-    def _flush(self, rest: dict[tuple[str, int], bytes], number: int) -> None:
-        for kind in ("out", "err"):
-            if line := rest.pop((kind, number), b""):
-                self._output.write(self.processes[number], kind, line)
+    def _write(self, number: int, kind: str, lines: Iterable[bytes]) -> None:
+        for line in lines:
+            self._output.write(self.processes[number].rank, kind, line)
 
 
 def _parse_header(header: bytes, count: int) -> tuple[str, int, int]:
@@ -328,7 +290,9 @@ def run_processes(
         RunEndedError: a process failed, was killed or its host was lost, or the user asked for the end.
     """
     with catch_signals() as asked:
-        running = start_processes(processes, environ, made, Output(tags, log), grace=grace, silence=silence)
+        running = start_processes(
+            processes, environ, made, Output(is_tagged=tags, log=log), grace=grace, silence=silence
+        )
         try:
             first = _watch(running, asked, grace, coordinator)
         finally:
