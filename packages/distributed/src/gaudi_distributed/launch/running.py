@@ -439,7 +439,7 @@ def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = No
             made |= stack.enter_context(RendezvousServer(launch.address)).environment
         check_hosts(plan, environ)
         if plan.backend == "openmpi" and plan.is_local and launch.watches_ranks:
-            made |= stack.enter_context(open_mpi_folders())
+            made |= stack.enter_context(open_mpi_folders(environ))
         try:
             run_processes(
                 launch.processes,
