@@ -6,6 +6,7 @@ A launcher also gets from here what it needs of the machine for its run: open fi
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import math
 import os
@@ -23,6 +24,8 @@ from typing import TypeAlias
 
 from gaudi_distributed.cluster.hosts import Cluster
 from gaudi_distributed.errors import ConfigurationError
+
+_NO_THREAD = "can't start new thread"  # as Python says it
 
 MAX_BYTES = 1 << 23  # of a file; /proc/cpuinfo of 2000 processors is smaller
 
@@ -366,6 +369,31 @@ def allow_files(needed: int) -> None:
                 remedy=f"raise the limit (ulimit -n {needed}), or start fewer ranks",
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+@contextlib.contextmanager
+def name_limits(who: str) -> Iterator[None]:
+    """Name the limit that a block meets with the threads, processes or files that it starts or opens.
+
+    Raises:
+        ConfigurationError: there is one, and `who` needs more.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        number = error.errno if isinstance(error, OSError) else None
+        if number in (errno.EMFILE, errno.ENFILE):
+            what, remedy = "file", "raise the limit of files (ulimit -n)"
+        elif number == errno.EAGAIN or str(error) == _NO_THREAD:
+            what, remedy = (
+                "process or thread",
+                "raise the limit of processes (ulimit -u, or pids of the container or job)",
+            )
+        else:
+            raise
+        raise ConfigurationError(
+            f"{who}: this machine refused one more {what} ({error})", remedy=f"{remedy}, or start fewer ranks here"
+        ) from error
 
 
 # Where Open MPI keeps files, by the variable that says so: folders of this run alone, which are removed with it. The

@@ -19,16 +19,18 @@ from pathlib import Path
 from gaudi_distributed.cluster.elastic import HOROVOD_SCOPE, SCOPE
 from gaudi_distributed.cluster.hosts import RankAssignment, parse_hosts
 from gaudi_distributed.cluster.rendezvous import Rendezvous, RendezvousServer
-from gaudi_distributed.devices.machine import LOOPBACK, is_this_machine
+from gaudi_distributed.devices.machine import LOOPBACK, allow_files, is_this_machine, name_limits
 from gaudi_distributed.errors import ConfigurationError, FlagError, Output, RunEndedError, say
 from gaudi_distributed.failure.messages import CONTINUE, LOST, read_timeouts
 from gaudi_distributed.launch.flags import Options
 from gaudi_distributed.launch.planning import plan_launch
-from gaudi_distributed.launch.processes import LaunchPlan, plan_worker
+from gaudi_distributed.launch.processes import LaunchPlan, find_working_folder, plan_worker
 from gaudi_distributed.launch.running import (
+    CUT_SECONDS,
     END_SECONDS,
     Running,
     catch_signals,
+    count_files,
     finish_processes,
     is_asked_to_hurry,
     start_processes,
@@ -108,6 +110,7 @@ def start_elastic(options: Options, environ: Mapping[str, str]) -> None:
         raise FlagError(
             f"--min_np {options.min_np}: is more than --max_np {options.max_np}", flag="--min_np", remedy="give fewer"
         )
+    find_working_folder()
     hosts = HostList(options.host_discovery_script)
     first = ",".join(f"{name}:{slots}" for name, slots in hosts.hosts.items())
     if not first:
@@ -121,7 +124,9 @@ def start_elastic(options: Options, environ: Mapping[str, str]) -> None:
     if options.dry_run:
         say(*planned.describe().splitlines())
         return
-    with RendezvousServer(planned.address) as server:
+    # Each worker may be alone on its host, and has two connections at a time to what it meets at.
+    allow_files(count_files(2 * options.max_np, 0, options.max_np, is_piped=options.tag_output))
+    with name_limits("launcher"), RendezvousServer(planned.address) as server:
         rendezvous = Rendezvous(options.min_np, options.max_np)
         ElasticRun(planned.plan, hosts, rendezvous, server, environ, options.max_np).run()
 
@@ -150,7 +155,8 @@ class ElasticRun:
         self._plan, self._hosts, self._rendezvous, self._server = plan, hosts, rendezvous, server
         self._environ, self._most = environ, most
         self._output = Output(is_tagged=plan.tag_output)
-        self._patience = read_timeouts(environ).stall_seconds
+        self._timeouts = read_timeouts(environ, most)
+        self._patience = self._timeouts.stall_seconds
         self._running: dict[int, Running] = {}
         self._started = 0
         # When hosts get workers again. One that lost a worker of a round gets none until it was not named for a while.
@@ -171,17 +177,17 @@ class ElasticRun:
                 finish_processes(self._running.values())
 
     def _go_on(self, asked: Sequence[int]) -> None:
-        seconds, idle_since = math.inf, time.monotonic()
+        seconds, cut_at, idle_since = math.inf, math.inf, time.monotonic()
         while True:
             now = time.monotonic()
             self._reap()
             if self._has_succeeded and not self._rendezvous.members:
                 break
             if asked and seconds > (hurried := 0.0 if is_asked_to_hurry(asked) else self._plan.grace):
-                seconds = hurried
+                seconds, cut_at = hurried, now + hurried + CUT_SECONDS
                 for running in self._running.values():
                     running.end(seconds)
-            if asked and not self._running:
+            if asked and (not self._running or now > cut_at):
                 return
             if not asked and not self._has_succeeded:
                 self._start_workers()
@@ -255,7 +261,7 @@ class ElasticRun:
                 self._rendezvous.add(self._started, host)
             made = self._server.environment
             running = start_processes(
-                workers, self._environ, made, self._output, grace=self._plan.grace, silence=self._patience
+                workers, self._environ, made, self._output, grace=self._plan.grace, timeouts=self._timeouts
             )
             self._running.update({each.process.rank: each for each in running if each.process.rank is not None})
 
