@@ -22,6 +22,7 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 PORT, HUNG_PORT = 3022, 3023
 # ssd_train with a network that costs next to nothing.
 SMALL_SSD = str(Path(__file__).parents[2] / "packages/apps/tests/small_ssd.py")
+WORKER = str(Path(__file__).parents[2] / "packages/distributed/tests/launch/worker_program.py")
 SECONDS = 1800.0  # ends a test that would never end
 # Sets the name of the host it is on, then becomes the command behind it.
 NAMED = ("unshare", "--uts", "bash", "-c", 'hostname "$0" && exec "$@"')
@@ -310,6 +311,42 @@ def test_a_signal_while_a_login_hangs(
     finally:
         process.kill()
     assert process.returncode == 75
+
+
+def test_a_host_that_joins_an_elastic_run_later(
+    hosts: TwoHosts, tmp_path: Path, make_channel: Callable[[str], Any]
+) -> None:
+    """The run begins with its own machine only, and has an interface."""
+    told, orders = make_channel("told"), {number: make_channel(f"orders_{number}") for number in (1, 2)}
+    listed, script = tmp_path / "hosts", tmp_path / "hosts.sh"
+    looks = "".join(f'echo look > "{each.path}"\n' for each in orders.values())
+    script.write_text(f'#!/bin/sh\ncat "{listed}"\n{looks}')
+    script.chmod(0o755)
+    listed.write_text(f"{ADDRESSES[0]}:1\n")
+    ssh = ["--ssh_config", str(hosts.ssh_config), "--ssh_port", str(PORT)]
+    command = [
+        sys.executable,
+        "-m",
+        "gaudi_distributed.launch",
+        "--max_np",
+        "2",
+        "--host_discovery_script",
+        str(script),
+    ]
+    command += ["--interface", "wire", *ssh, sys.executable, WORKER, str(tmp_path)]
+    process = subprocess.Popen(hosts.inside(0, command), env=environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        told.wait_for("worker 1 in round 1: rank 0 of 1", process=process)
+        draft = tmp_path / "draft"
+        draft.write_text(f"{ADDRESSES[0]}:1\n{ADDRESSES[1]}:1\n")
+        draft.rename(listed)
+        told.wait_for("worker 1 in round 2: rank 0 of 2", "worker 2 in round 1: rank 1 of 2", process=process)
+        for each in orders.values():
+            each.write("done")
+        error = process.communicate(timeout=SECONDS)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 0, error
 
 
 def find_processes(mark: str) -> list[int]:
