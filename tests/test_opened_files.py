@@ -35,9 +35,11 @@ ALLOWED = {
     *(("gaudi_distributed/cluster/hosts.py", "read_regular_file", name) for name in ("open", "os.open")),
     *(("gaudi_distributed/cluster/hosts.py", "write_file", name) for name in ("open", "os.open", "os.replace")),
     ("gaudi_distributed/devices/machine.py", "read", "open"),  # of /proc and /sys
+    ("gaudi_distributed/launch/choices.py", "_check_interpreter", "open"),  # the first line of a program
     ("gaudi_distributed/launch/guard.py", "list_children", "read_text"),  # of /proc
+    ("gaudi_distributed/launch/guard.py", "_find_mpi_ranks", "read_bytes"),  # of /proc
     # Folders of Open MPI's files, and their locks.
-    *(("gaudi_distributed/devices/machine.py", "open_mpi_folders", name) for name in ("os.open", "tempfile.mkdtemp")),
+    *(("gaudi_distributed/devices/machine.py", "_open_folder", name) for name in ("os.open", "tempfile.mkdtemp")),
     ("gaudi_distributed/devices/machine.py", "_remove_left", "os.open"),
     *(("gaudi_distributed/errors.py", function, "os.open") for function in ("open_output", "write")),  # /dev/null
     ("gaudi_distributed/launch/experiments.py", "run_experiment", "open"),  # a log that grows

@@ -20,7 +20,7 @@ OTHERS = {
     "datasets/src/gaudi_datasets/program.py": 1,  # the stream of a line of progress, which `say` and `show_status` get
     "distributed/src/gaudi_distributed/failure/rank_client.py": 2,  # flushes
     "distributed/src/gaudi_distributed/launch/guard.py": 2,  # runs without the package, by its file alone
-    "distributed/src/gaudi_distributed/launch/running.py": 3,  # copies the output of ranks
+    "distributed/src/gaudi_distributed/launch/running.py": 1,  # copies what a shell of another host writes
     "distributed/src/gaudi_distributed/launch/schedulers.py": 1,  # writes a job's file, which is taken as it is
 }
 PRINTING = {"print", "Console", "print_exc", "print_exception", "print_tb", "StreamHandler", "basicConfig"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -57,6 +58,65 @@ def test_ranks_save_though_a_scheduler_signals_every_process_twice(
     process.communicate(timeout=SECONDS)
     assert process.returncode == 75
     assert sorted(path.name for path in tmp_path.glob("saved*")) == ["saved0", "saved1"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ranks_that_do_not_connect_have_their_grace(
+    tmp_path: Path, make_channel: Callable[[str], Any], make_gate: Callable[[str], Any], number: int
+) -> None:
+    """They are asked one time, and mpirun, which would kill them within seconds, is not."""
+    told, gate = make_channel("told"), make_gate("gate")
+    program = [sys.executable, str(PROGRAM), str(tmp_path), *("count,gate=gate,exit=0",) * 2]
+    script = tmp_path / "program.sh"  # which is a rank, too, and leads its group
+    script.write_text(f"#!/bin/sh\ntrap : TERM\n{shlex.join(program)}\n")
+    script.chmod(0o755)
+    command = [*LAUNCHER, "--cores_per_rank", "0", "--grace", f"{2 * SECONDS}", str(script)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    told.wait_for("rank 0: count", "rank 1: count", process=process)
+    process.send_signal(number)
+    told.wait_for("rank 0 is asked", "rank 1 is asked", process=process)
+    gate.open()
+    told.wait_for("rank 0: gate", "rank 1: gate", process=process)
+    error = process.communicate(timeout=SECONDS)[1]
+    assert process.returncode == 75
+    assert "gaudi-run: error: ended by SIG" in error.splitlines()[-1]
+    assert sorted(told.lines) == sorted(
+        f"rank {rank}{what}" for rank in (0, 1) for what in (": count", " is asked", ": gate")
+    )
+
+
+def test_ranks_that_neither_connect_nor_end_are_ended(
+    tmp_path: Path, make_channel: Callable[[str], Any], wait_for_end: Callable[[Callable[[], list[int]]], None]
+) -> None:
+    told = make_channel("told")
+    command = [*LAUNCHER, "--cores_per_rank", "0", "--grace", "0.5", sys.executable, str(PROGRAM), str(tmp_path)]
+    process = subprocess.Popen([*command, *("count,hang",) * 2], stderr=subprocess.PIPE, text=True)
+    told.wait_for("rank 0: count", "rank 1: count", process=process)
+    below = find_below(process.pid)
+    process.terminate()
+    process.communicate(timeout=SECONDS)
+    assert process.returncode == 75
+    wait_for_end(lambda: [pid for pid in below if Path(f"/proc/{pid}").exists()])
+
+
+def test_a_program_that_mpirun_cannot_execute_is_no_signal(tmp_path: Path) -> None:
+    """A text without a first line that names what runs it: mpirun ends with a number that looks like signal 3."""
+    script = tmp_path / "script"
+    script.write_text("true\n")
+    script.chmod(0o755)
+    done = subprocess.run([*LAUNCHER, str(script)], capture_output=True, text=True, check=False, timeout=SECONDS)
+    assert done.returncode == 66
+    assert done.stderr.splitlines()[-1].startswith("gaudi-run: error: ranks 0 ")
+
+
+def test_a_script_without_its_interpreter_is_named_before_the_start(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/python\n")
+    script.chmod(0o755)
+    done = subprocess.run([*LAUNCHER, str(script)], capture_output=True, text=True, check=False, timeout=SECONDS)
+    assert done.returncode == 66
+    assert "'/no/such/python'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def find_below(pid: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import uuid
@@ -18,9 +19,10 @@ from typing import Any
 import pytest
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
-PORT = 3022
+PORT, HUNG_PORT = 3022, 3023
 # ssd_train with a network that costs next to nothing.
 SMALL_SSD = str(Path(__file__).parents[2] / "packages/apps/tests/small_ssd.py")
+WORKER = str(Path(__file__).parents[2] / "packages/distributed/tests/launch/worker_program.py")
 SECONDS = 1800.0  # ends a test that would never end
 # Sets the name of the host it is on, then becomes the command behind it.
 NAMED = ("unshare", "--uts", "bash", "-c", 'hostname "$0" && exec "$@"')
@@ -260,6 +262,93 @@ def test_a_rank_of_the_other_host_has_its_own_status(
     assert f"rank 3 on {ADDRESSES[1]}: ended with status {expected}" in done.stderr.splitlines()[-1]
 
 
+@pytest.fixture
+def hung_login(hosts: TwoHosts, serve: Serve, make_channel: Callable[[str], Any], tmp_path: Path) -> Iterator[Any]:
+    """Let logins to the second host hang at another port, behind the exchange of keys; the channel hears of each."""
+    told = make_channel("logins")
+    script = tmp_path / "login.sh"
+    script.write_text(f'#!/bin/sh\necho "here" > "{told.path}"\nexec tail -f /dev/null\n')
+    script.chmod(0o755)
+    with serve(list_sshd(hosts, 1, HUNG_PORT, ForceCommand=str(script)), "Server listening on "):
+        yield told
+
+
+@pytest.mark.parametrize("backend", ["openmpi", "multi_worker"])
+def test_a_host_whose_login_hangs_is_named(hosts: TwoHosts, tmp_path: Path, hung_login: Any, backend: str) -> None:
+    ssh = ["--ssh_config", str(hosts.ssh_config), "--ssh_port", str(HUNG_PORT)]
+    command = [sys.executable, "-m", "gaudi_distributed.launch", "--hosts", HOSTS, "--cores_per_rank", "0", *ssh]
+    done = subprocess.run(
+        hosts.inside(0, [*command, "--backend", backend, sys.executable, "-c", "import signal; signal.pause()"]),
+        env={**environment(), "GAUDI_RUN_JOIN_SECONDS": "5"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 78, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert ADDRESSES[1] in last
+    assert "GAUDI_RUN_JOIN_SECONDS" in last
+
+
+@pytest.mark.parametrize("backend", ["openmpi", "multi_worker"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_login_hangs(
+    hosts: TwoHosts, tmp_path: Path, hung_login: Any, backend: str, number: signal.Signals
+) -> None:
+    """Also with a request that no pipe takes whole."""
+    ssh = ["--ssh_config", str(hosts.ssh_config), "--ssh_port", str(HUNG_PORT)]
+    command = [sys.executable, "-m", "gaudi_distributed.launch", "--hosts", HOSTS, "--cores_per_rank", "0", *ssh]
+    environ = {**environment(), "TF_TEST_LONG": "x" * 100_000, "GAUDI_RUN_JOIN_SECONDS": f"{2 * SECONDS}"}
+    program = [sys.executable, "-c", "import signal; signal.pause()"]
+    process = subprocess.Popen(
+        hosts.inside(0, [*command, "--backend", backend, *program]), env=environ, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert hung_login.read(process) == "here"
+        process.send_signal(number)
+        process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+    assert process.returncode == 75
+
+
+def test_a_host_that_joins_an_elastic_run_later(
+    hosts: TwoHosts, tmp_path: Path, make_channel: Callable[[str], Any]
+) -> None:
+    """The run begins with its own machine only, and has an interface."""
+    told, orders = make_channel("told"), {number: make_channel(f"orders_{number}") for number in (1, 2)}
+    listed, script = tmp_path / "hosts", tmp_path / "hosts.sh"
+    looks = "".join(f'echo look > "{each.path}"\n' for each in orders.values())
+    script.write_text(f'#!/bin/sh\ncat "{listed}"\n{looks}')
+    script.chmod(0o755)
+    listed.write_text(f"{ADDRESSES[0]}:1\n")
+    ssh = ["--ssh_config", str(hosts.ssh_config), "--ssh_port", str(PORT)]
+    command = [
+        sys.executable,
+        "-m",
+        "gaudi_distributed.launch",
+        "--max_np",
+        "2",
+        "--host_discovery_script",
+        str(script),
+    ]
+    command += ["--interface", "wire", *ssh, sys.executable, WORKER, str(tmp_path)]
+    process = subprocess.Popen(hosts.inside(0, command), env=environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        told.wait_for("worker 1 in round 1: rank 0 of 1", process=process)
+        draft = tmp_path / "draft"
+        draft.write_text(f"{ADDRESSES[0]}:1\n{ADDRESSES[1]}:1\n")
+        draft.rename(listed)
+        told.wait_for("worker 1 in round 2: rank 0 of 2", "worker 2 in round 1: rank 1 of 2", process=process)
+        for each in orders.values():
+            each.write("done")
+        error = process.communicate(timeout=SECONDS)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 0, error
+
+
 def find_processes(mark: str) -> list[int]:
     """Return the ids of processes, of all namespaces, that have the mark as an argument."""
     found = []
@@ -332,7 +421,8 @@ def write_keys(hosts: TwoHosts) -> None:
     for name in ("user", "host0", "host1"):
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(hosts.folder / name))
     keys = [(hosts.folder / f"host{number}.pub").read_text().split()[:2] for number in (0, 1)]
-    lines = [f"[{address}]:{PORT} {' '.join(key)}\n" for address, key in zip(ADDRESSES, keys, strict=True)]
+    pairs = [(address, key) for address, key in zip(ADDRESSES, keys, strict=True)]
+    lines = [f"[{address}]:{port} {' '.join(key)}\n" for port in (PORT, HUNG_PORT) for address, key in pairs]
     (hosts.folder / "known_hosts").write_text("".join(lines))
     hosts.ssh_config.write_text(
         f"IdentityFile {hosts.folder}/user\nIdentitiesOnly yes\nUserKnownHostsFile {hosts.folder}/known_hosts\n"
@@ -340,11 +430,11 @@ def write_keys(hosts: TwoHosts) -> None:
     )
 
 
-def list_sshd(hosts: TwoHosts, number: int) -> list[str]:
+def list_sshd(hosts: TwoHosts, number: int, port: int = PORT, **more: str) -> list[str]:
     """Return the command that runs sshd on a host, with that host's key."""
     Path("/run/sshd").mkdir(exist_ok=True)
     options = {
-        "ListenAddress": f"{ADDRESSES[number]}:{PORT}",
+        "ListenAddress": f"{ADDRESSES[number]}:{port}",
         "HostKey": hosts.folder / f"host{number}",
         "AuthorizedKeysFile": hosts.folder / "user.pub",
         "PidFile": "none",
@@ -352,6 +442,7 @@ def list_sshd(hosts: TwoHosts, number: int) -> list[str]:
         "UsePAM": "no",
         "PermitRootLogin": "prohibit-password",
         "PasswordAuthentication": "no",
+        **more,
     }
     words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
     return hosts.inside(number, ["/usr/sbin/sshd", "-D", "-e", "-f", "/dev/null", *words])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from gaudi_apps import ssd_train
 from gaudi_apps.cli.flags import DistributionFlags
 from gaudi_apps.cli.launch import check_elastic
-from gaudi_apps.runtime.errors import RanksChangedError
+from gaudi_apps.runtime.errors import FailureReporter, RanksChangedError
 from gaudi_apps.runtime.session import ElasticState
 from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.training.checkpoint import Checkpoint
@@ -104,9 +105,38 @@ def test_the_next_round_has_the_length_that_was_fitted(
     tell(1, {"HOROVOD_RANK": "0"})
     flags = ("--use_horovod", "--global_batch_size", "8", "--device", "cpu", "--clean")
     config = ssd_train.PROGRAM.parse(["--use_fake_data", *flags, "--minutes", "10", "--model_dir", str(tmp_path)])
-    reporter: Any = None
-    ssd_train.PROGRAM._compute_rounds("train", config, reporter)
+    ssd_train.PROGRAM._compute_rounds("train", config, FailureReporter())
     assert seen == [(0, False, True), (77, True, False)]
+
+
+@pytest.mark.parametrize("moment", ["round", "between"])
+def test_a_stop_at_the_end_of_a_round_holds_for_the_next(
+    tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    seen: list[str] = []
+
+    def compute(mode: str, app: Any, reporter: FailureReporter, elastic: ElasticState) -> None:
+        with reporter.noting_stops() as stop:
+            seen.append(stop.name)
+            if len(seen) == 1:
+                if moment == "round":
+                    signal.raise_signal(signal.SIGTERM)
+                tell(2, {"HOROVOD_RANK": "0"})
+                raise RanksChangedError
+
+    def end_horovod() -> None:
+        if moment == "between":
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("gaudi_apps.cli.program._compute", compute)
+    # Horovod is not here.
+    monkeypatch.setattr("gaudi_apps.cli.program.find_distribution", lambda *_: Distribution())
+    monkeypatch.setattr("gaudi_distributed.comm.horovod_engine.end_horovod", end_horovod)
+    tell(1, {"HOROVOD_RANK": "0"})
+    flags = ("--use_fake_data", "--use_horovod", "--global_batch_size", "8", "--device", "cpu")
+    config = ssd_train.PROGRAM.parse([*flags, "--model_dir", str(tmp_path)])
+    ssd_train.PROGRAM._compute_rounds("train", config, FailureReporter())
+    assert seen == ["", "SIGTERM"]
 
 
 def test_error_ends_training(tell: Tell) -> None:

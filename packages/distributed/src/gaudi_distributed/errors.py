@@ -9,11 +9,16 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import select
 import sys
-from typing import Any, TextIO
+import threading
+from typing import IO, Any, TextIO
 
 MAX_ERROR = 400  # characters of an error as it is printed
+MAX_LINE = 1 << 20  # bytes of another program's line that are held until it ends
+_PIECE = re.compile(rb"[^\r\n]*(?:\r?\n|\r)|[^\r\n]+")
+_ENDS = (b"\n", b"\r")
 
 _faults: list[OSError] = []  # of standard output and standard error
 
@@ -176,3 +181,84 @@ def find_output_fault() -> OSError | None:
     """Return why standard output or standard error did not take what was written; None if they did."""
     flush_output()
     return _faults[0] if _faults else None
+
+
+class LineSplitter:
+    """Take lines out of what a program writes, as it comes.
+
+    A carriage return ends a line, too, so that bars of progress are seen. A line above `MAX_LINE` comes in pieces, so
+    that nothing endless is held; they divide no letter of UTF-8.
+    """
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def split(self, content: bytes) -> list[bytes]:
+        """Return the lines, with their ends, and the pieces of long ones that are complete now."""
+        found = []
+        for piece in _PIECE.findall(content):
+            self._rest += piece
+            if piece.endswith(_ENDS) or len(self._rest) > MAX_LINE:
+                cut = len(self._rest) if piece.endswith(_ENDS) else _find_cut(self._rest)
+                found.append(bytes(self._rest[:cut]))
+                del self._rest[:cut]
+        return found
+
+    def end(self) -> list[bytes]:
+        """Return the last line, if it has no end."""
+        found = [bytes(self._rest)] if self._rest else []
+        self._rest.clear()
+        return found
+
+
+def _find_cut(text: bytearray) -> int:
+    """Return how many bytes hold whole letters of UTF-8; all of them in another encoding."""
+    for back in (1, 2, 3):
+        byte = text[-back]
+        if byte >= 0xC0:  # the first of two, three or four
+            return len(text) - back if 2 + (byte >= 0xE0) + (byte >= 0xF0) > back else len(text)
+        if byte < 0x80:
+            break
+    return len(text)
+
+
+class OutputLog:
+    """Write lines of several programs to a file, from several threads; it has each at once.
+
+    A line that one has not ended is ended before another one writes.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._owner: object = None
+        self._end = b"\n"
+
+    def write(self, line: bytes, owner: object = None, tag: bytes = b"") -> None:
+        """Add a line, or a piece of one, of this owner, behind the tag where it begins."""
+        with self._lock:
+            is_open, is_same = self._end not in _ENDS, owner == self._owner
+            goes_on = is_same and (is_open or (self._end == b"\r" and line == b"\n"))
+            self._file.write((b"\n" if is_open and not is_same else b"") + (b"" if goes_on else tag) + line)
+            self._file.flush()
+            self._owner, self._end = owner, line[-1:]
+
+
+class Output:
+    """Write lines of ranks to the terminal, with the rank before each if they are tagged, and to a log."""
+
+    def __init__(self, *, is_tagged: bool = False, log: OutputLog | None = None) -> None:
+        self._is_tagged, self._log = is_tagged, log
+        self._terminal = {"out": OutputLog(sys.stdout.buffer), "err": OutputLog(sys.stderr.buffer)}
+
+    @property
+    def is_piped(self) -> bool:
+        """Return whether the output of processes has to pass this one."""
+        return self._is_tagged or self._log is not None
+
+    def write(self, rank: int | None, kind: str, line: bytes) -> None:
+        """Write a line of a rank, or a piece of one, of standard output (kind `out`) or standard error."""
+        tag = b"[%d] " % rank if self._is_tagged and rank is not None else b""
+        self._terminal[kind].write(line, rank, tag)
+        if self._log is not None:
+            self._log.write(line, (rank, kind), tag)

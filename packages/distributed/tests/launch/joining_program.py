@@ -40,8 +40,9 @@ def main() -> int:
             client.leave()
         elif name == "kill":
             os.kill(os.getpid(), int(argument))
-        elif name == "count":  # asks to end, until the gate is open
+        elif name == "count":  # asks to end, until the gate is open; mpirun continues a rank before it kills it
             signal.signal(signal.SIGTERM, lambda *_: tell(folder, f"rank {rank_info.rank} is asked"))
+            signal.signal(signal.SIGCONT, lambda *_: tell(folder, f"rank {rank_info.rank} is continued"))
         elif name == "hang":
             threading.Event().wait()
         tell(folder, f"rank {rank_info.rank}: {name}")

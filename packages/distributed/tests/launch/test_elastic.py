@@ -17,6 +17,8 @@ PROGRAM = Path(__file__).with_name("worker_program.py")
 # Ends a test that would never end.
 SECONDS = 600
 BOTH = ("localhost:1", "127.0.0.2:1")
+# Gives up on hosts after two looks or more, and not after minutes.
+WAIT_BRIEFLY = "from gaudi_distributed.launch import cli, elastic; elastic._WAIT_SECONDS = 15.0; cli.main()"
 
 
 class Run:
@@ -33,14 +35,22 @@ class Run:
         draft.rename(self.folder / "hosts")
 
     def start(
-        self, *hosts: str, flags: tuple[str, ...] = (), environ: Mapping[str, str] | None = None
+        self,
+        *hosts: str,
+        flags: tuple[str, ...] = (),
+        environ: Mapping[str, str] | None = None,
+        later: str = "",
+        code: str = "",
     ) -> subprocess.Popen[str]:
+        """Start a run on hosts, or on others from the second look on; `code` may begin it with other bounds."""
         self.list_hosts(*hosts)
         script = self.folder / "hosts.sh"
         looks = "".join(f'echo look > "{orders.path}"\n' for orders in self._orders.values())
-        script.write_text(f'#!/bin/sh\ncat "{self.folder}/hosts"\n{looks}')
+        change = f'printf "{later}\n" > "{self.folder}/hosts"\n' if later else ""
+        script.write_text(f'#!/bin/sh\ncat "{self.folder}/hosts"\n{change}{looks}')
         script.chmod(0o755)
-        launcher = [sys.executable, "-m", "gaudi_distributed.launch", "--no_jemalloc", "--max_np", "2", *flags]
+        begun = ["-c", code] if code else ["-m", "gaudi_distributed.launch"]
+        launcher = [sys.executable, *begun, "--no_jemalloc", "--max_np", "2", *flags]
         command = [*launcher, "--host_discovery_script", str(script), sys.executable, str(PROGRAM), str(self.folder)]
         environ = {**os.environ, **(environ or {})}
         self._process = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True)
@@ -144,6 +154,46 @@ def test_frozen_worker_is_ended_though_nobody_waits_for_it(run: Run) -> None:
     status, _, last = run.end()
     assert status == 75
     assert last.startswith("gaudi-run: error: worker 1 on ")
+
+
+@pytest.mark.slow
+def test_worker_that_never_asks_is_ended(run: Run) -> None:
+    """It would keep the others from their first round."""
+    run.start(*BOTH, environ={"GAUDI_RUN_JOIN_SECONDS": "30", "TF_TEST_SILENT": "127.0.0.2"})
+    assert run.assignment(1, 1) == "rank 0 of 1"
+    run.order(1, "done")
+    status, rounds, _ = run.end()
+    assert status == 0
+    assert rounds == [{0: "localhost"}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("later", "expected", "word"), [("localhost:1", 75, "too few"), ("localhost:1\\n192.0.2.1:1", 78, "--interface")]
+)
+def test_too_few_hosts(run: Run, later: str, expected: int, word: str) -> None:
+    """Others may come, but none that cannot reach this machine by its loopback interface."""
+    run.start("localhost:1", flags=("--min_np", "2"), later=later, code=WAIT_BRIEFLY)
+    status, rounds, last = run.end()
+    assert (status, rounds) == (expected, [])
+    assert word in last
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_that_waits_for_a_round_is_dismissed_by_a_stop(run: Run, number: signal.Signals) -> None:
+    """It does not end by the signal itself, for it has something to save, and no other round can be formed."""
+    environ = {"TF_TEST_PATIENT": "1"}
+    process = run.start(*BOTH, flags=("--min_np", "2", "--grace", f"{2 * SECONDS}"), environ=environ)
+    run.assignment(1, 1)
+    run.assignment(1, 2)
+    run.order(1, "end -9")
+    run.order(2, "again 1")
+    run.told.wait_for("worker 2 waits", process=process)
+    process.send_signal(number)
+    run.told.wait_for("worker 2 is asked", "worker 2 leaves", process=process)
+    status, rounds, last = run.end()
+    assert (status, len(rounds)) == (75, 1)
+    assert last.startswith(f"gaudi-run: error: ended by {number.name}")
 
 
 def test_user_asks_for_the_end(run: Run) -> None:

@@ -21,8 +21,12 @@ def main() -> int:
         with (folder / "told").open("w") as told:
             told.write("bad host\n")
         return 78
+    if os.environ["HOROVOD_HOSTNAME"] == os.environ.get("TF_TEST_SILENT"):
+        signal.pause()
     client, number = RendezvousClient(os.environ), 0
     with (folder / f"orders_{worker}").open() as orders, (folder / "told").open("w", buffering=1) as told:
+        if "TF_TEST_PATIENT" in os.environ:
+            signal.signal(signal.SIGTERM, lambda *_: told.write(f"worker {worker} is asked\n"))
         while (variables := client.next_assignment()) is not None:
             number += 1
             rank, size = variables["HOROVOD_RANK"], variables["HOROVOD_SIZE"]
@@ -34,7 +38,10 @@ def main() -> int:
                     return 0
                 if order == "end":
                     end(int(argument))
+                if order == "again" and int(argument) == number and "TF_TEST_PATIENT" in os.environ:
+                    told.write(f"worker {worker} waits\n")
                 is_over = (order == "look" and client.hosts_updated()) or (order == "again" and int(argument) == number)
+        told.write(f"worker {worker} leaves\n")
     return 0
 
 

@@ -193,16 +193,17 @@ class Program(ABC):
         check_elastic(mode, flags)
         elastic = ElasticState(flags.commit_steps, RendezvousClient(os.environ))
         is_done = False
-        while not is_done and elastic.begin_round():
-            with elastic.recovering():
-                if elastic.newest is not None:  # the run was cleaned before it
-                    config = replace(config, run=replace(config.run, clean=False))
-                app = self.open(config, find_distribution(flags, os.environ, find_device))
-                try:
-                    _compute(mode, app, reporter, elastic)
-                finally:  # the length of --minutes, which a round has fitted, is that of the next ones
-                    config, self.recipe = app.config, app.recipe
-                is_done = True
+        with reporter.noting_stops():
+            while not is_done and elastic.begin_round():
+                with elastic.recovering():
+                    if elastic.newest is not None:  # the run was cleaned before it
+                        config = replace(config, run=replace(config.run, clean=False))
+                    app = self.open(config, find_distribution(flags, os.environ, find_device))
+                    try:
+                        _compute(mode, app, reporter, elastic)
+                    finally:  # the length of --minutes, which a round has fitted, is that of the next ones
+                        config, self.recipe = app.config, app.recipe
+                    is_done = True
 
     def _join_ranks(self, mode: str, config: Any, arguments: Sequence[str]) -> Distribution:
         """Return the rank of this process; does not return where the process becomes the launcher of several."""

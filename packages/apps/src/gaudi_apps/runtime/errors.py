@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -157,6 +158,22 @@ class FailureReporter:
         self._prog, self._debug = prog, debug
         self._client: RankClient | None = None
         self._step, self._phases = 0, set[str]()
+        self._request: StopRequest | None = None
+
+    @contextlib.contextmanager
+    def noting_stops(self) -> Iterator[StopRequest]:
+        """Yield the request to stop that is noted within a context, and by each context that is opened in it.
+
+        So what comes between two rounds of ranks, or at the end of one, holds for the next round.
+        """
+        if self._request is not None:
+            yield self._request
+            return
+        with StopRequest(self.find_requester) as self._request:
+            try:
+                yield self._request
+            finally:
+                self._request = None
 
     def find_requester(self) -> str:
         """Return who asks all ranks to save and end; empty: nobody does."""

@@ -90,7 +90,7 @@ def _open_logged_training(session: Session, loggers: Sequence[RunLogger]) -> Ite
     run, communicator = session.settings, session.communicator
     trainer, early_stopping, evaluator = prepare_training(session)
     broadcast_from_rank0(communicator, partial(_begin_folder, session, trainer, evaluator))
-    with session.showing(), StopRequest(session.reporter.find_requester) as stop:
+    with session.showing(), session.reporter.noting_stops() as stop:
         if run.draws_input and session.is_root:
             folder = session.model_dir / DATALOADER
             paths = session.app.draw_input(trainer.data, folder)

@@ -6,6 +6,7 @@ A launcher also gets from here what it needs of the machine for its run: open fi
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import math
 import os
@@ -23,6 +24,8 @@ from typing import TypeAlias
 
 from gaudi_distributed.cluster.hosts import Cluster
 from gaudi_distributed.errors import ConfigurationError
+
+_NO_THREAD = "can't start new thread"  # as Python says it
 
 MAX_BYTES = 1 << 23  # of a file; /proc/cpuinfo of 2000 processors is smaller
 
@@ -368,38 +371,86 @@ def allow_files(needed: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-# Where Open MPI keeps files, by the variable that says so: folders of this run alone, which are removed with it.
+@contextlib.contextmanager
+def name_limits(who: str) -> Iterator[None]:
+    """Name the limit that a block meets with the threads, processes or files that it starts or opens.
+
+    Raises:
+        ConfigurationError: there is one, and `who` needs more.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        number = error.errno if isinstance(error, OSError) else None
+        if number in (errno.EMFILE, errno.ENFILE):
+            what, remedy = "file", "raise the limit of files (ulimit -n)"
+        elif number == errno.EAGAIN or str(error) == _NO_THREAD:
+            what, remedy = (
+                "process or thread",
+                "raise the limit of processes (ulimit -u, or pids of the container or job)",
+            )
+        else:
+            raise
+        raise ConfigurationError(
+            f"{who}: this machine refused one more {what} ({error})", remedy=f"{remedy}, or start fewer ranks here"
+        ) from error
+
+
+# Where Open MPI keeps files, by the variable that says so: folders of this run alone, which are removed with it. The
+# first is for files, so it follows TMPDIR; the second for memory that ranks share.
 MPI_FOLDERS = {"OMPI_MCA_orte_tmpdir_base": "/tmp", "OMPI_MCA_btl_vader_backing_directory": "/dev/shm"}
 _FOLDER_PREFIX = "gaudi-run-mpi-"
 
 
 @contextlib.contextmanager
-def open_mpi_folders() -> Iterator[dict[str, str]]:
+def open_mpi_folders(environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """Make folders for the files of an Open MPI on this machine, which a killed mpirun leaves; yield their variables.
 
     Those that a killed launcher left are removed before: nobody holds their locks.
     """
     made: dict[str, str] = {}
+    own, shared = MPI_FOLDERS.values()
+    parents = (_choose_folder(environ.get("TMPDIR", ""), own), shared)
     with ExitStack() as stack:
-        for name, parent in MPI_FOLDERS.items():
+        for name, parent in zip(MPI_FOLDERS, parents, strict=True):
             if not os.access(parent, os.W_OK):
                 continue
             for left in Path(parent).glob(f"{_FOLDER_PREFIX}*"):
                 _remove_left(left)
-            folder = made[name] = tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent)
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            stack.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            made[name] = stack.enter_context(_open_folder(parent))
         yield made
 
 
+def _choose_folder(wanted: str, default: str) -> str:
+    """Return a folder if it can be used, as its absolute path; else the default."""
+    return wanted if wanted.startswith("/") and os.access(wanted, os.W_OK) and Path(wanted).is_dir() else default
+
+
+@contextlib.contextmanager
+def _open_folder(parent: str) -> Iterator[str]:
+    """Make a folder and lock it; it is removed in the end."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent))
+        # Another launcher may take it for one that was left until it is locked, and remove it.
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if folder.exists():
+                break
+            os.close(descriptor)
+    try:
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
 def _remove_left(folder: Path) -> None:
-    """Remove a folder of this user whose launcher has ended; a fresh one, not locked yet, is empty and is left."""
+    """Remove a folder of this user whose launcher has ended: nobody holds its lock."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            if os.fstat(descriptor).st_uid == os.geteuid() and any(folder.iterdir()):
+            if os.fstat(descriptor).st_uid == os.geteuid():
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
         finally:

@@ -6,6 +6,7 @@ import ipaddress
 import os
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +34,8 @@ from gaudi_distributed.launch.processes import (
     choose_gloo_seconds,
 )
 
+# What the kernel reads of a script: its interpreter ends at a blank.
+_MAX_FIRST_LINE, _SCRIPT = 256, re.compile(rb"#![ \t]*([^ \t\n\0]+)")
 _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}", re.ASCII)
 # They name hosts, and may say how many ranks each has.
 _HOST_VARIABLES = ("MULTI_HLS_IPS", "SLURM_JOB_NODELIST", "OMPI_MCA_orte_default_hostfile")
@@ -242,17 +245,62 @@ def find_program(name: str, environ: Mapping[str, str]) -> str:
     """Return the program as it can be started here: as named if it is found so, else the one beside this Python.
 
     Raises:
-        MissingProgramError: it is in neither.
+        MissingProgramError: it is in neither, cannot be executed, or is a script whose interpreter cannot be.
     """
-    if _find(name, environ):
-        return name
+    found = _find(name, environ)
     beside = Path(sys.executable).parent / name
-    if "/" not in name and os.access(beside, os.X_OK) and beside.is_file():
-        return str(beside)
+    if found is None and "/" not in name and os.access(beside, os.X_OK) and beside.is_file():
+        name = found = str(beside)
+    if found is None or not stat.S_ISREG(_read_mode(found)):
+        raise _make_program_error(name)
+    _check_interpreter(name, found)
+    return name
+
+
+def _make_program_error(name: str) -> MissingProgramError:
+    """Return the error for a program that cannot be started, by what there is of that name."""
+    mode = _read_mode(name)
+    if stat.S_ISREG(mode) and not os.access(name, os.X_OK):
+        fault, remedy = "is not executable", f"name what runs it, like python {name}, or make it so by chmod +x"
+    elif stat.S_ISREG(mode):
+        fault, remedy = "is in the working folder, which is not in PATH", f"write ./{name}"
+    elif stat.S_ISDIR(mode) and "/" in name:
+        fault, remedy = "is a folder", "name a program"
+    elif mode and "/" in name:
+        fault, remedy = "is no file", "name a program"
+    elif "/" in name:
+        fault, remedy = "does not exist", "correct its path"
+    else:
+        fault, remedy = f"is not in PATH, nor beside {sys.executable}", "install it, or name its path"
+    return MissingProgramError(f"program {name!r}: {fault}", path=name, remedy=remedy)
+
+
+def _read_mode(path: str) -> int:
+    """Return kind and permissions of what a path leads to; 0 where that is nothing, or may not be known."""
+    try:
+        return Path(path).stat().st_mode
+    except OSError:
+        return 0
+
+
+def _check_interpreter(name: str, path: str) -> None:
+    """Raise MissingProgramError for a script whose first line names what cannot be executed.
+
+    The system would say that the script itself is not there, and mpirun nothing but a number.
+    """
+    try:
+        with open(path, "rb") as file:
+            found = _SCRIPT.match(file.read(_MAX_FIRST_LINE))
+    except OSError:  # it may be executed, and not read
+        return
+    interpreter = "" if found is None else os.fsdecode(found[1])
+    if not interpreter or (stat.S_ISREG(_read_mode(interpreter)) and os.access(interpreter, os.X_OK)):
+        return
     raise MissingProgramError(
-        f"program {name!r}: is not in PATH, nor beside {sys.executable}",
+        f"program {name!r}: its first line names {interpreter!r}, which is not there or not executable",
         path=name,
-        remedy="install it, or name its path",
+        record="line 1",
+        remedy="end its lines as Unix does" if interpreter.endswith("\r") else "correct it, or install that",
     )
 
 

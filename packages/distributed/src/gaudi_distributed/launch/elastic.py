@@ -19,17 +19,18 @@ from pathlib import Path
 from gaudi_distributed.cluster.elastic import HOROVOD_SCOPE, SCOPE
 from gaudi_distributed.cluster.hosts import RankAssignment, parse_hosts
 from gaudi_distributed.cluster.rendezvous import Rendezvous, RendezvousServer
-from gaudi_distributed.devices.machine import LOOPBACK, is_this_machine
-from gaudi_distributed.errors import ConfigurationError, FlagError, RunEndedError, say
-from gaudi_distributed.failure.messages import CONTINUE, LOST, read_timeouts
+from gaudi_distributed.devices.machine import LOOPBACK, allow_files, find_address, is_this_machine, name_limits
+from gaudi_distributed.errors import ConfigurationError, FlagError, Output, RunEndedError, say
+from gaudi_distributed.failure.messages import CONTINUE, JOIN, LOST, read_timeouts
 from gaudi_distributed.launch.flags import Options
 from gaudi_distributed.launch.planning import plan_launch
-from gaudi_distributed.launch.processes import LaunchPlan, plan_worker
+from gaudi_distributed.launch.processes import LaunchPlan, find_working_folder, plan_worker
 from gaudi_distributed.launch.running import (
+    CUT_SECONDS,
     END_SECONDS,
-    Output,
     Running,
     catch_signals,
+    count_files,
     finish_processes,
     is_asked_to_hurry,
     start_processes,
@@ -109,6 +110,7 @@ def start_elastic(options: Options, environ: Mapping[str, str]) -> None:
         raise FlagError(
             f"--min_np {options.min_np}: is more than --max_np {options.max_np}", flag="--min_np", remedy="give fewer"
         )
+    find_working_folder()
     hosts = HostList(options.host_discovery_script)
     first = ",".join(f"{name}:{slots}" for name, slots in hosts.hosts.items())
     if not first:
@@ -122,7 +124,12 @@ def start_elastic(options: Options, environ: Mapping[str, str]) -> None:
     if options.dry_run:
         say(*planned.describe().splitlines())
         return
-    with RendezvousServer(planned.address) as server:
+    # Each worker may be alone on its host, and has two connections at a time to what it meets at.
+    allow_files(count_files(2 * options.max_np, 0, options.max_np, is_piped=options.tag_output))
+    # Hosts that come later reach this machine by the interface, also where there is none of them yet.
+    interface = planned.plan.interface
+    address = (None if interface is None else find_address(interface)) or planned.address
+    with name_limits("launcher"), RendezvousServer(address) as server:
         rendezvous = Rendezvous(options.min_np, options.max_np)
         ElasticRun(planned.plan, hosts, rendezvous, server, environ, options.max_np).run()
 
@@ -150,12 +157,16 @@ class ElasticRun:
     ) -> None:
         self._plan, self._hosts, self._rendezvous, self._server = plan, hosts, rendezvous, server
         self._environ, self._most = environ, most
-        self._patience = read_timeouts(environ).stall_seconds
+        self._output = Output(is_tagged=plan.tag_output)
+        self._timeouts = read_timeouts(environ, most)
+        self._patience = self._timeouts.stall_seconds
         self._running: dict[int, Running] = {}
         self._started = 0
         # When hosts get workers again. One that lost a worker of a round gets none until it was not named for a while.
         self._refused: dict[str, float] = {}
         self._failures: Counter[str] = Counter()
+        self._awaited: dict[int, float] = {}  # when a worker was started that did not ask for a rank yet
+        self._cut_off: set[str] = set()  # hosts that cannot reach where the run meets
         self._heard: dict[int, tuple[bytes, float]] = {}  # the last heartbeat of a worker, and when it came
         self._looked = time.monotonic()
         self._ended: set[int] = set()
@@ -171,37 +182,52 @@ class ElasticRun:
                 finish_processes(self._running.values())
 
     def _go_on(self, asked: Sequence[int]) -> None:
-        seconds, idle_since = math.inf, time.monotonic()
+        seconds, cut_at, idle_since = math.inf, math.inf, time.monotonic()
         while True:
             now = time.monotonic()
             self._reap()
             if self._has_succeeded and not self._rendezvous.members:
                 break
             if asked and seconds > (hurried := 0.0 if is_asked_to_hurry(asked) else self._plan.grace):
-                seconds = hurried
+                seconds, cut_at = hurried, now + hurried + CUT_SECONDS
                 for running in self._running.values():
                     running.end(seconds)
-            if asked and not self._running:
+            if asked and (not self._running or now > cut_at):
                 return
             if not asked and not self._has_succeeded:
                 self._start_workers()
             self._answer(now)
             if self._rendezvous.in_progress:
                 idle_since = now
+            elif asked:  # there will be no other round, for which workers would wait
+                self._dismiss_waiting()
             # Without a worker of the last round nobody has its state.
             is_lost = self._failed is not None and self._rendezvous.number > 0 and not self._rendezvous.members
             if is_lost or now - idle_since > _WAIT_SECONDS:
-                if self._failed is not None:
-                    raise self._failed.make_error()
-                raise RunEndedError(f"too few hosts for {_WAIT_SECONDS:g} s; {CONTINUE}", LOST)
+                raise self._make_end()
             time.sleep(_TICK)
-        # Workers that wait are not needed, and may leave.
-        nothing = json.dumps({"round": self._rendezvous.number + 1, "variables": None}).encode()
-        with self._server.lock:
-            self._server.values.update({f"{SCOPE}/assignment_{worker}": nothing for worker in self._running})
+        self._dismiss_waiting()
         limit = time.monotonic() + END_SECONDS
         while any(each.status is None for each in self._running.values()) and time.monotonic() < limit:
             time.sleep(_TICK)
+
+    def _dismiss_waiting(self) -> None:
+        """Tell workers that wait for a round that they are not needed, and may leave."""
+        nothing = json.dumps({"round": self._rendezvous.number + 1, "variables": None}).encode()
+        with self._server.lock:
+            self._server.values.update({f"{SCOPE}/assignment_{worker}": nothing for worker in self._running})
+
+    def _make_end(self) -> ConfigurationError:
+        """Return why the run cannot go on; 75 where the same command may find other hosts."""
+        if self._failed is not None:
+            return self._failed.make_error()
+        if cut_off := sorted(self._cut_off & self._hosts.hosts.keys()):
+            return ConfigurationError(
+                f"hosts {', '.join(cut_off)}: cannot reach {LOOPBACK}, where this run meets; others are too few",
+                flag="--interface",
+                remedy="start it with --interface",
+            )
+        return RunEndedError(f"too few hosts for {_WAIT_SECONDS:g} s; {CONTINUE}", LOST)
 
     def _reap(self) -> None:
         """Remove workers that have ended; raise RunEndedError if the others would fail in the same way."""
@@ -212,6 +238,7 @@ class ElasticRun:
             was_member = worker in self._rendezvous.members
             host = self._rendezvous.host_of(worker)
             self._rendezvous.remove(worker)
+            self._awaited.pop(worker, None)
             running.finish()
             del self._running[worker]
             if status == 0:
@@ -250,12 +277,14 @@ class ElasticRun:
                 if not is_here and self._plan.interface is None and self._plan.is_local:
                     tell(f"host {host}: cannot reach {LOOPBACK}, where this run meets; start it with --interface")
                     self._refused[host] = math.inf
+                    self._cut_off.add(host)
                     break
                 workers.append(plan_worker(self._plan, host, self._started, is_here=is_here))
                 self._rendezvous.add(self._started, host)
-            made, output = self._server.environment, Output(self._plan.tag_output)
+                self._awaited[self._started] = now
+            made = self._server.environment
             running = start_processes(
-                workers, self._environ, made, output, grace=self._plan.grace, silence=self._patience
+                workers, self._environ, made, self._output, grace=self._plan.grace, timeouts=self._timeouts
             )
             self._running.update({each.process.rank: each for each in running if each.process.rank is not None})
 
@@ -271,6 +300,7 @@ class ElasticRun:
                     continue
                 if kind == _ASK:
                     self._rendezvous.join(int(name), now)
+                    self._awaited.pop(int(name), None)
                 elif self._heard.get(int(name), (b"", 0.0))[0] != value:
                     self._heard[int(name)] = value, now
             store.values[f"{SCOPE}/changing"] = b"01"[self._rendezvous.is_changing(hosts) :][:1]
@@ -285,6 +315,10 @@ class ElasticRun:
         deaf = max(0.0, now - self._looked - 1.0)
         self._looked = now
         self._heard = {worker: (value, at + deaf) for worker, (value, at) in self._heard.items()}
+        self._awaited = {worker: at + deaf for worker, at in self._awaited.items()}
+        for worker, at in self._awaited.items():
+            if now - at > self._timeouts.join_seconds:
+                self._end(worker, f"it has not asked for a rank for {self._timeouts.join_seconds:g} s ({JOIN})")
         for worker, (_, at) in list(self._heard.items()):
             if worker in self._running and now - at > self._patience:
                 self._end(worker, f"it has not answered for {self._patience:g} s")

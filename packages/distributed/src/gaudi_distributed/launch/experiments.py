@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from gaudi_distributed.errors import ConfigurationError, RunEndedError, say
+from gaudi_distributed.errors import ConfigurationError, OutputLog, RunEndedError, say
 from gaudi_distributed.launch.choices import choose_preset
 from gaudi_distributed.launch.flags import PROGRAM, Options
 from gaudi_distributed.launch.planning import CACHES_CLEARED, Launch, plan_launch
 from gaudi_distributed.launch.presets import load_entry_points
 from gaudi_distributed.launch.processes import LaunchPlan
-from gaudi_distributed.launch.running import OutputLog, start, tell
+from gaudi_distributed.launch.running import start, tell
 
 # The entry point of this group is the series of `--submission`.
 SERIES_GROUP = "gaudi_distributed.experiments"

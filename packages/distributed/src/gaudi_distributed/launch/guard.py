@@ -27,8 +27,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 MAX_ORDER = 1 << 24
-# Time to end in once the launcher is lost.
+# Time to end in once the launcher is lost, and for mpirun to end what is left of its ranks.
 LOST_SECONDS = 5.0
+# Each process that mpirun starts as a rank has it, and what else it starts, such as ssh, has not.
+_MPI_RANK = b"OMPI_COMM_WORLD_RANK="
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _EX_NOINPUT, _EX_SOFTWARE, _EX_CONFIG = 66, 70, 78
 _TICK = 0.05
@@ -48,8 +50,9 @@ class Order:
         folder: its working folder.
         processors: logical processors it may use; empty: all.
         grace: seconds to end in, once a signal to the guard asks for it; not for mpirun.
-        end_signal: asks it to end; one that is not SIGTERM is for mpirun, which kills its ranks within a second of
-            SIGTERM. A scheduler sends that to every process, so mpirun does not hear it.
+        end_signal: asks it to end; one that is not SIGTERM is for mpirun, which kills its ranks within seconds of any
+            signal. A scheduler sends SIGTERM to every process, so mpirun does not hear that. Its ranks are asked to end
+            by the guard, as far as they are on this host, and mpirun `LOST_SECONDS` before the time is over.
     """
 
     argv: tuple[str, ...]
@@ -90,10 +93,22 @@ def end_children() -> None:
                 os.waitpid(pid, 0)
 
 
-def list_children() -> list[int]:
+def list_children(pid: int | str = "self") -> list[int]:
     """Return the child processes, including those that have ended and were not waited for."""
-    tasks = Path("/proc/self/task")
-    return [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
+    return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+
+
+def _find_mpi_ranks(pid: int) -> set[int]:
+    """Return the ranks of an mpirun on this host, which it, or what it is a script for, has started."""
+    ranks = set()
+    for child in list_children(pid):
+        try:
+            variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        except OSError:  # it has ended, or is another user's now
+            continue
+        is_rank = any(variable.startswith(_MPI_RANK) for variable in variables)
+        ranks |= {child} if is_rank else _find_mpi_ranks(child)
+    return ranks
 
 
 def _read_line(descriptor: int) -> tuple[bytes, bytes]:
@@ -119,6 +134,7 @@ class _Guard:
         self._pipes: dict[int, tuple[str, int]] = {}  # kind and program by descriptor
         self._unsent = bytearray()
         self._deadlines: dict[int, float] = {}
+        self._asked_ranks: dict[int, set[int]] = {}  # by each mpirun that was not asked to end yet
         self._asked: list[int] = []
         self._is_open, self._heard, self._rest = True, time.monotonic(), rest
 
@@ -224,7 +240,11 @@ class _Guard:
             elif self._asked and number not in self._deadlines and self._orders[number].end_signal == signal.SIGTERM:
                 # Not mpirun, whose ranks the launcher asks: a scheduler signals this process, too.
                 self._ask(number, self._orders[number].grace)
-            if now > self._deadlines.get(number, math.inf):
+            deadline = self._deadlines.get(number, math.inf)
+            if number in self._asked_ranks and not self._ask_ranks(number, deadline - now):
+                del self._asked_ranks[number]
+                _signal(program.pid, self._orders[number].end_signal)
+            if now > deadline:
                 _signal(program.pid, signal.SIGKILL)
 
     def _is_lost(self, now: float) -> bool:
@@ -235,8 +255,23 @@ class _Guard:
         if number not in self._running:
             return
         if number not in self._deadlines:
-            _signal(self._running[number].pid, self._orders[number].end_signal)
+            if self._orders[number].end_signal == signal.SIGTERM:
+                _signal(self._running[number].pid, signal.SIGTERM)
+            else:
+                self._asked_ranks[number] = set()
         self._deadlines[number] = min(self._deadlines.get(number, math.inf), time.monotonic() + seconds)
+
+    def _ask_ranks(self, number: int, seconds: float) -> bool:
+        """Ask ranks of an mpirun to end that were not asked; return whether they have time before mpirun has to end."""
+        if seconds <= LOST_SECONDS:
+            return False
+        asked = self._asked_ranks[number]
+        for rank in _find_mpi_ranks(self._running[number].pid) - asked:
+            asked.add(rank)
+            with contextlib.suppress(ProcessLookupError):
+                group = os.getpgid(rank)  # of its own, where mpirun does as it is used to
+                os.kill(rank if group != rank else -rank, signal.SIGTERM)
+        return bool(asked)  # of none there is nothing to save
 
     def _note_end(self, number: int, status: int) -> None:
         if self._silence:

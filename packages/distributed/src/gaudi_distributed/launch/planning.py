@@ -27,7 +27,15 @@ from gaudi_distributed.launch.containers import (
 )
 from gaudi_distributed.launch.flags import PROGRAM, Options, without_flags
 from gaudi_distributed.launch.presets import Preset
-from gaudi_distributed.launch.processes import Backend, LaunchPlan, Process, plan_gloo, plan_multi_worker, plan_openmpi
+from gaudi_distributed.launch.processes import (
+    Backend,
+    LaunchPlan,
+    Process,
+    find_working_folder,
+    plan_gloo,
+    plan_multi_worker,
+    plan_openmpi,
+)
 
 _PLANNERS: dict[Backend, Callable[[LaunchPlan], list[Process]]] = {
     "openmpi": plan_openmpi,
@@ -87,6 +95,7 @@ class Launch:
 def plan_launch(options: Options, environ: Mapping[str, str]) -> Launch:
     """Return the planned launch; an error carries its exit status (64, 66, 77 or 78)."""
     refuse_ranks(environ)
+    find_working_folder()
     preset, command = choices.choose_preset(options)
     container = _make_container(options, preset, command)
     cluster, source = choices.choose_cluster(options, preset, environ)

@@ -1,11 +1,14 @@
-"""Make the processes of a launch by Open MPI, Gloo or tf.distribute, here or over ssh."""
+"""Make the processes of a launch by Open MPI, Gloo or tf.distribute, here or over ssh, and check what they need."""
 
 from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Callable, Mapping
+import subprocess
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, get_args
 
 from gaudi_distributed.cluster.elastic import ADDRESS, PORT, WORKER
@@ -13,8 +16,10 @@ from gaudi_distributed.cluster.hosts import Cluster, RankAssignment, is_ipv6
 from gaudi_distributed.cluster.rank_info import write_tf_config
 from gaudi_distributed.comm.opening import ENGINE_VARIABLE
 from gaudi_distributed.devices.machine import MPI_FOLDERS, Binding
-from gaudi_distributed.errors import ConfigurationError
+from gaudi_distributed.errors import ConfigurationError, MissingProgramError, RunEndedError
 from gaudi_distributed.failure.coordinator import COORDINATOR, TOKEN
+from gaudi_distributed.failure.messages import JOIN
+from gaudi_distributed.launch import guard
 
 SSH_PORT = 22
 # Where the originals' containers listen.
@@ -133,6 +138,7 @@ class Process:
         processors: logical processors that it may use; empty: all.
         rank: which rank it is; None: it starts several.
         end_signal: see `gaudi_distributed.launch.guard.Order`.
+        refusals: statuses above 128 by which it says that it could not start the program; no signal has ended that.
     """
 
     name: str
@@ -144,10 +150,18 @@ class Process:
     processors: tuple[int, ...] = ()
     rank: int | None = None
     end_signal: int = signal.SIGTERM
+    refusals: frozenset[int] = frozenset()
 
 
-def find_signal(status: int) -> int:
+# What mpirun 4.1 ends with where it cannot execute the program, or does not find it, on some host: its own numbers, and
+# not signals 3 and 4. A rank that a signal ends after it has joined is known by its connection.
+_MPIRUN_REFUSALS = frozenset({131, 132})
+
+
+def find_signal(status: int, refusals: Collection[int] = ()) -> int:
     """Return a status, below 0 where a shell says by it that a signal ended its program."""
+    if status in refusals:
+        return status
     return 128 - status if status > 128 and status - 128 in list(signal.Signals) else status
 
 
@@ -293,4 +307,79 @@ def plan_openmpi(plan: LaunchPlan) -> list[Process]:
     name = f"ranks 0 to {plan.cluster.size - 1} on {hosts}"
     forwarded = plan.list_forwarded(is_here=True)
     made = (*made, *(MPI_FOLDERS if plan.is_local else ()))
-    return [Process(name, argv, plan.environment, forwarded, made, end_signal=signal.SIGINT)]
+    return [Process(name, argv, plan.environment, forwarded, made, end_signal=signal.SIGINT, refusals=_MPIRUN_REFUSALS)]
+
+
+def find_working_folder() -> str:
+    """Return the working folder, in which ranks run on every host; MissingProgramError if it was removed."""
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        name = str(Path("/proc/self/cwd").readlink()).removesuffix(" (deleted)")
+        raise MissingProgramError(
+            f"the working folder {name} was removed",
+            path=name,
+            remedy="change into one that is there, also where it was made again",
+        ) from None
+
+
+def make_order(
+    process: Process, environ: Mapping[str, str], made: Mapping[str, str], grace: float, folder: str
+) -> guard.Order:
+    """Return what a guard is told to start in a folder; arguments as of `start_processes`."""
+    variables = {name: environ[name] for name in process.forwarded if name in environ}
+    variables |= {**process.environment, **{name: made[name] for name in process.made if name in made}}
+    return guard.Order(
+        argv=process.argv,
+        environment=variables,
+        adds=bool(process.reach),
+        folder=folder,
+        processors=process.processors,
+        grace=grace,
+        end_signal=process.end_signal,
+    )
+
+
+_LOGINS = 16  # at a time
+
+
+def check_hosts(plan: LaunchPlan, environ: Mapping[str, str], seconds: float) -> None:
+    """Log in to each host that mpirun is going to reach by ssh; mpirun says neither which one failed nor why.
+
+    Raises:
+        RunEndedError: ssh does not reach one, or not in so many seconds.
+    """
+    # In a job of SLURM, or with an agent of the user's own, mpirun does not use this ssh.
+    if plan.backend != "openmpi" or "SLURM_JOB_ID" in environ or "OMPI_MCA_plm_rsh_agent" in environ:
+        return
+    names = [host.name for host in plan.cluster.hosts if host.name not in plan.local_hosts]
+    started: list[subprocess.Popen[bytes]] = []
+
+    def reach(name: str) -> RunEndedError | None:
+        ssh = subprocess.Popen(plan.ssh.reach(name, ("true",)), stdin=subprocess.DEVNULL)
+        started.append(ssh)
+        try:
+            return make_ssh_error(name) if ssh.wait(seconds) else None
+        except subprocess.TimeoutExpired:
+            ssh.kill()
+            return make_ssh_error(name, is_late=True)
+        finally:
+            ssh.wait()
+
+    with ThreadPoolExecutor(_LOGINS) as pool:
+        try:
+            faults = [fault for fault in pool.map(reach, names) if fault is not None]
+        except BaseException:  # such as a signal, for which nobody waits until ssh gives up
+            pool.shutdown(wait=False, cancel_futures=True)
+            for ssh in started:
+                ssh.kill()
+            raise
+    if faults:
+        raise faults[0]
+
+
+def make_ssh_error(name: str, *, is_late: bool = False) -> RunEndedError:
+    """Return the error for a host that ssh does not reach, or not in time; to start again at once would not help."""
+    late = f"ssh did not reach the host in the time of {JOIN}, though it may be logged in"
+    text = late if is_late else "ssh could not reach the host, or was refused; see its output above"
+    return RunEndedError(f"{name}: {text}, and `gaudi-run doctor --hosts`", ConfigurationError.exit_status)

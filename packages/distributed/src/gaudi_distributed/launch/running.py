@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -22,72 +21,45 @@ from typing import IO
 
 from gaudi_distributed.cluster.hosts import write_file
 from gaudi_distributed.cluster.rendezvous import RendezvousServer
-from gaudi_distributed.devices.machine import allow_files, open_mpi_folders
-from gaudi_distributed.errors import ConfigurationError, RunEndedError, say
+from gaudi_distributed.devices.machine import allow_files, name_limits, open_mpi_folders
+from gaudi_distributed.errors import LineSplitter, Output, OutputLog, RunEndedError, say
 from gaudi_distributed.failure.coordinator import Coordinator
 from gaudi_distributed.failure.messages import CONTINUE, LOST, Timeouts, read_timeouts
 from gaudi_distributed.launch import guard
 from gaudi_distributed.launch.flags import PROGRAM
 from gaudi_distributed.launch.planning import Launch
-from gaudi_distributed.launch.processes import LaunchPlan, Process, find_signal
+from gaudi_distributed.launch.processes import (
+    Process,
+    check_hosts,
+    find_signal,
+    find_working_folder,
+    make_order,
+    make_ssh_error,
+)
 
 # Time for the other ranks to end by themselves after one failed, and for all to end when told to.
 LEAVE_SECONDS, END_SECONDS = 10.0, 5.0
+# Time after which what does not end is given up.
+CUT_SECONDS = 20.0
 GUARD = str(Path(guard.__file__))
 _BEAT_SECONDS = 2.0
-_NO_INPUT, _CONFIGURATION, _SSH_FAILED = 66, 78, 255
+_NO_INPUT, _SSH_FAILED = 66, 255
 _NOT_THERE = (2, 126, 127)  # of a shell, or of Python, that does not find what it is to run
-_MAX_FRAME = 1 << 20
+_MAX_FRAME, _READ = 1 << 20, 1 << 16
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_TICK, _TELL_SECONDS, _OTHER_FILES, _LOGINS = 0.05, 5.0, 64, 16
-
-
-class OutputLog:
-    """A log file that several threads write whole lines to."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._lock = threading.Lock()
-
-    def write(self, line: bytes) -> None:
-        """Add a line; it is there for whoever reads the file meanwhile."""
-        with self._lock:
-            self._file.write(line)
-            self._file.flush()
-
-
-@dataclass(frozen=True)
-class Output:
-    """Where lines of ranks go: the terminal, with the rank before each if it is tagged, and a log."""
-
-    is_tagged: bool = False
-    log: OutputLog | None = None
-
-    @property
-    def is_piped(self) -> bool:
-        """Return whether the output of processes has to pass this one."""
-        return self.is_tagged or self.log is not None
-
-    def write(self, process: Process, kind: str, line: bytes) -> None:
-        """Write a line of a process, of standard output (kind `out`) or standard error."""
-        target = sys.stdout.buffer if kind == "out" else sys.stderr.buffer
-        if self.is_tagged and process.rank is not None:
-            line = b"[%d] " % process.rank + line
-        target.write(line)
-        target.flush()
-        if self.log is not None:
-            self.log.write(line)
+_TICK, _TELL_SECONDS, _OTHER_FILES = 0.05, 5.0, 64
 
 
 class HostGuard:
     """A guard that has started processes of one host, and the connection to it."""
 
-    def __init__(self, processes: Sequence[Process], request: bytes, output: Output) -> None:
+    def __init__(self, processes: Sequence[Process], request: bytes, output: Output, reach_seconds: float) -> None:
         self.processes = processes
         self.statuses: dict[int, int] = {}
         self.is_reached = not processes[0].reach
-        self._is_remote = not self.is_reached
-        self._sending = threading.Lock()
+        self.is_late = False
+        self._is_remote, self._reach_seconds = not self.is_reached, reach_seconds
+        self._sending, self._unsent = threading.Lock(), bytearray(request)
         piped = subprocess.PIPE if self._is_remote or output.is_piped else None
         # ssh needs the user's own environment; the guard gives the program only what was ordered. What a scheduler
         # sends to every process must not take the connection away, so ssh does not hear it.
@@ -99,30 +71,48 @@ class HostGuard:
             start_new_session=True,
             preexec_fn=_block_signals if self._is_remote else None,
         )
-        self.tell(request)
+        if self.popen.stdin is not None:
+            os.set_blocking(self.popen.stdin.fileno(), False)
+        self.tell(b"")
         self._output = output
         copy_out = self._demultiplex if self._is_remote else partial(self._copy, "out")
         works = ((copy_out, self.popen.stdout), (partial(self._copy, "err"), self.popen.stderr))
         self._readers = [
             threading.Thread(target=work, args=(pipe,), daemon=True) for work, pipe in works if pipe is not None
         ]
-        for reader in self._readers:
-            reader.start()
-        if self._is_remote:
-            threading.Thread(target=self._beat, daemon=True).start()
+        beats = [threading.Thread(target=self._beat, daemon=True)] if self._is_remote else []
+        try:
+            for thread in (*self._readers, *beats):
+                thread.start()
+        except RuntimeError:  # there are no more
+            self.cut()
+            self.popen.wait()
+            raise
 
     def tell(self, line: bytes) -> None:
-        """Write a line to the guard, which may have ended."""
-        with self._sending, contextlib.suppress(BrokenPipeError):
-            if self.popen.stdin is not None:
-                self.popen.stdin.write(line)
-                self.popen.stdin.flush()
+        """Write a line to the guard, which may have ended; what its pipe does not take now follows later.
+
+        A signal has to be heard meanwhile: ssh reads nothing before it has logged in.
+        """
+        with self._sending, contextlib.suppress(BlockingIOError):
+            self._unsent += line
+            try:
+                while self._unsent and self.popen.stdin is not None:
+                    del self._unsent[: os.write(self.popen.stdin.fileno(), self._unsent)]
+            except BrokenPipeError:
+                self._unsent.clear()
+
+    def cut(self) -> None:
+        """Give it up; a guard of another host ends what it started once the connection is lost."""
+        self.popen.kill()
 
     def find_status(self, number: int) -> int | None:
         """Return how a process ended, below 0 for a signal; that of the connection if it is lost, None so far."""
+        if self._unsent:
+            self.tell(b"")
         if not self._is_remote:
             status = self.popen.poll()
-            return None if status is None else find_signal(status)
+            return None if status is None else find_signal(status, self.processes[number].refusals)
         if number not in self.statuses and self.popen.poll() is not None:
             self.join()  # the last it said may still be read
             return self.statuses.get(number, self.popen.returncode or _SSH_FAILED)
@@ -131,7 +121,7 @@ class HostGuard:
     def finish(self) -> None:
         """Wait until it has ended, and with it all that it started."""
         try:
-            self.popen.wait(4 * END_SECONDS)
+            self.popen.wait(CUT_SECONDS)
         except subprocess.TimeoutExpired:  # ssh to a host that no longer answers
             self.popen.kill()
             self.popen.wait()
@@ -143,18 +133,24 @@ class HostGuard:
             reader.join(END_SECONDS)
 
     def _beat(self) -> None:
+        limit = time.monotonic() + self._reach_seconds
         while self.popen.poll() is None:
             self.tell(b"\n")
+            if not self.is_reached and time.monotonic() > limit:  # of a login, ssh itself has no bound
+                self.is_late = True
+                self.cut()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.popen.wait(_BEAT_SECONDS)
 
     def _copy(self, kind: str, source: IO[bytes]) -> None:
-        for line in source:
-            self._output.write(self.processes[0], kind, line)
+        lines = LineSplitter()
+        while content := os.read(source.fileno(), _READ):
+            self._write(0, kind, lines.split(content))
+        self._write(0, kind, lines.end())
 
     def _demultiplex(self, source: IO[bytes]) -> None:
         """Take frames apart; lines stay whole, whatever ranks write at once."""
-        rest: dict[tuple[str, int], bytes] = {}
+        streams = {(kind, number): LineSplitter() for kind in ("out", "err") for number in range(len(self.processes))}
         while header := source.readline(64):
             kind, number, length = _parse_header(header, len(self.processes))
             if not kind:  # of a shell's start-up files on that host
@@ -163,21 +159,17 @@ class HostGuard:
             content = source.read(length)
             self.is_reached = True  # `here` itself may stand behind what a start-up file wrote
             if kind == "end":
-                self._flush(rest, number)
+                for each in ("out", "err"):
+                    self._write(number, each, streams[each, number].end())
                 self.statuses[number] = find_signal(int(content))
             elif kind != "here":
-                *lines, rest[kind, number] = (rest.get((kind, number), b"") + content).split(b"\n")
-                for line in lines:
-                    self._output.write(self.processes[number], kind, line + b"\n")
-                if len(rest[kind, number]) > _MAX_FRAME:
-                    self._flush(rest, number)
-        for number in range(len(self.processes)):
-            self._flush(rest, number)
+                self._write(number, kind, streams[kind, number].split(content))
+        for (kind, number), lines in streams.items():
+            self._write(number, kind, lines.end())
 
-    def _flush(self, rest: dict[tuple[str, int], bytes], number: int) -> None:
-        for kind in ("out", "err"):
-            if line := rest.pop((kind, number), b""):
-                self._output.write(self.processes[number], kind, line)
+    def _write(self, number: int, kind: str, lines: Iterable[bytes]) -> None:
+        for line in lines:
+            self._output.write(self.processes[number].rank, kind, line)
 
 
 def _parse_header(header: bytes, count: int) -> tuple[str, int, int]:
@@ -209,7 +201,9 @@ class Running:
         return self.guard.find_status(self.number)
 
     def end(self, seconds: float) -> None:
-        """Ask it to end within a number of seconds."""
+        """Ask it to end within a number of seconds; one whose host does not answer yet has nothing to save."""
+        if not self.guard.is_reached:
+            self.guard.cut()
         self.guard.tell(f"{seconds} {self.number}\n".encode())
 
     def finish(self) -> None:
@@ -227,19 +221,17 @@ class Running:
         if self.process.reach and self.number not in self.guard.statuses:
             if self.guard.is_reached:
                 return RunEndedError(f"{name}: the connection to {host} is lost; {CONTINUE}", LOST)
+            if self.guard.is_late:
+                return make_ssh_error(name, is_late=True)
             if status in _NOT_THERE:
                 text = "cannot start Python there with gaudi-distributed; see its output above, or give --remote_python"
                 return RunEndedError(f"{name}: {text}", _NO_INPUT)
             return make_ssh_error(name)
         if status < 0:
             return RunEndedError(f"{name}: ended by signal {-status}; {CONTINUE}", LOST)
+        if status in self.process.refusals:
+            return RunEndedError(f"{name}: mpirun could not start the program; see its output above", _NO_INPUT)
         return RunEndedError(f"{name}: ended with status {status}; see its output above", status)
-
-
-def make_ssh_error(name: str) -> RunEndedError:
-    """Return the error for a host that ssh does not reach; to start again at once would not help."""
-    text = "ssh could not reach the host, or was refused; see its output above, and `gaudi-run doctor --hosts`"
-    return RunEndedError(f"{name}: {text}", _CONFIGURATION)
 
 
 def start_processes(
@@ -249,33 +241,31 @@ def start_processes(
     output: Output,
     *,
     grace: float,
-    silence: float = Timeouts.stall_seconds,
+    timeouts: Timeouts,
 ) -> list[Running]:
     """Start processes, all of another host by one connection; whoever starts them has to `finish` each.
 
     `environ` has the values of what they forward, `made` of what is made for this run. They have `grace` seconds to end
-    after a signal to their guard, and end where a guard of another host hears nothing for `silence` seconds.
+    after a signal to their guard, and end where a guard of another host hears nothing for so long that the run stalls.
+    A host has to answer in the time of joining.
 
     Raises:
-        ConfigurationError: this machine does not let a process have so many files or children.
+        ConfigurationError: this machine does not let a process have so many files, threads or children.
+        MissingProgramError: the working folder was removed.
     """
     running: list[Running] = []
-    try:
+    folder = find_working_folder()
+    with ExitStack() as stack, name_limits(f"start of {len(processes)} processes"):
+        stack.callback(finish_processes, running)
         # One that is here has a guard of its own, whose output is the process's.
         places = [(process.reach, None if process.reach else number) for number, process in enumerate(processes)]
         for (reach, _), group in groupby(zip(places, processes, strict=True), key=itemgetter(0)):
             share = [process for _, process in group]
-            orders = [make_order(process, environ, made, grace) for process in share]
-            started = HostGuard(share, guard.make_request(orders, silence if reach else 0.0), output)
+            orders = [make_order(process, environ, made, grace, folder) for process in share]
+            request = guard.make_request(orders, timeouts.stall_seconds if reach else 0.0)
+            started = HostGuard(share, request, output, timeouts.join_seconds)
             running += [Running(process, started, number) for number, process in enumerate(share)]
-    except OSError as error:
-        finish_processes(running)
-        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.EAGAIN):
-            raise
-        raise ConfigurationError(
-            f"{len(running)} of {len(processes)} processes started, then this machine refused: {error.strerror}",
-            remedy="raise the limits of files and processes (ulimit -n, ulimit -u), or start fewer ranks here",
-        ) from error
+        stack.pop_all()
     return running
 
 
@@ -289,21 +279,6 @@ def finish_processes(running: Iterable[Running]) -> None:
         host_guard.finish()
 
 
-def make_order(process: Process, environ: Mapping[str, str], made: Mapping[str, str], grace: float) -> guard.Order:
-    """Return what a guard is told to start; arguments as of `start_processes`."""
-    variables = {name: environ[name] for name in process.forwarded if name in environ}
-    variables |= {**process.environment, **{name: made[name] for name in process.made if name in made}}
-    return guard.Order(
-        argv=process.argv,
-        environment=variables,
-        adds=bool(process.reach),
-        folder=str(Path.cwd()),
-        processors=process.processors,
-        grace=grace,
-        end_signal=process.end_signal,
-    )
-
-
 def run_processes(
     processes: Sequence[Process],
     environ: Mapping[str, str],
@@ -313,20 +288,21 @@ def run_processes(
     tags: bool = False,
     log: OutputLog | None = None,
     coordinator: Coordinator | None = None,
-    silence: float = Timeouts.stall_seconds,
+    timeouts: Timeouts,
 ) -> None:
     """Run them, and return when all have ended well; call it from the main thread.
 
     `environ` has the values of what they forward, `made` of what is made for this run. SIGINT, SIGTERM and SIGHUP ask
     the ranks to save and end within `grace` seconds; only a second SIGINT ends them at once. With `tags`, a line of
     output begins with its rank. A `log` gets all output, too. `coordinator` is that of the ranks, if it watches them.
-    Processes of another host end where they hear nothing for `silence` seconds.
+    `timeouts` are as of `start_processes`.
 
     Raises:
         RunEndedError: a process failed, was killed or its host was lost, or the user asked for the end.
     """
     with catch_signals() as asked:
-        running = start_processes(processes, environ, made, Output(tags, log), grace=grace, silence=silence)
+        output = Output(is_tagged=tags, log=log)
+        running = start_processes(processes, environ, made, output, grace=grace, timeouts=timeouts)
         try:
             first = _watch(running, asked, grace, coordinator)
         finally:
@@ -364,7 +340,7 @@ def _watch(
 ) -> Running | None:
     """Wait until all have ended; return the first that failed."""
     first: Running | None = None
-    end_at, seconds, is_failing = math.inf, math.inf, False
+    end_at, cut_at, seconds, is_failing = math.inf, math.inf, math.inf, False
     while waiting := [each for each in running if each.status is None]:
         now = time.monotonic()
         if first is None and (first := _find_failed(running)) is not None and not asked:
@@ -375,12 +351,7 @@ def _watch(
             end_at = min(end_at, now + (LEAVE_SECONDS if _is_heard(coordinator) else 0.0))
         if asked and seconds > (hurried := 0.0 if is_asked_to_hurry(asked) else grace):
             seconds = hurried
-            if coordinator is not None:
-                coordinator.request_stop()
-            for each in waiting:
-                # Not mpirun where ranks have heard of it, since it gives them a second only.
-                if seconds and (each.process.rank is not None or not _is_heard(coordinator)):
-                    each.end(seconds + 1.0)  # first it is said what ends them
+            _ask_to_save(waiting, seconds, coordinator)
             end_at = min(end_at, now + seconds)
         if now >= end_at:
             end_at = math.inf
@@ -391,10 +362,23 @@ def _watch(
                 coordinator.wait(_TELL_SECONDS)
             for each in waiting:
                 each.end(END_SECONDS if seconds else 0.0)
+            cut_at = min(cut_at, now + CUT_SECONDS)
+        for each in waiting if now >= cut_at else ():  # whose guard, or ssh, does nothing any more
+            each.guard.cut()
         time.sleep(_TICK)
     if first is None and (first := _find_failed(running)) is not None and not asked:
         _tell_cause(first, coordinator)
     return first
+
+
+def _ask_to_save(waiting: Iterable[Running], seconds: float, coordinator: Coordinator | None) -> None:
+    if coordinator is not None:
+        coordinator.request_stop()
+    for each in waiting:
+        # Not the ranks of mpirun where they have heard of it: it ends all others where one does not save.
+        if seconds and (each.process.rank is not None or not _is_heard(coordinator)):
+            # First it is said what ends them, and mpirun ends its ranks before its own time is over.
+            each.end(seconds + (END_SECONDS if each.process.rank is None else 1.0))
 
 
 def _tell_cause(first: Running, coordinator: Coordinator | None) -> None:
@@ -415,26 +399,6 @@ def _tell_cause(first: Running, coordinator: Coordinator | None) -> None:
     coordinator.wait(_TELL_SECONDS)
 
 
-def check_hosts(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
-    """Log in to each host that mpirun is going to reach by ssh; mpirun says neither which one failed nor why.
-
-    Raises:
-        RunEndedError: ssh does not reach one.
-    """
-    # In a job of SLURM, or with an agent of the user's own, mpirun does not use this ssh.
-    if plan.backend != "openmpi" or "SLURM_JOB_ID" in environ or "OMPI_MCA_plm_rsh_agent" in environ:
-        return
-    names = [host.name for host in plan.cluster.hosts if host.name not in plan.local_hosts]
-
-    def reach(name: str) -> int:
-        return subprocess.run(plan.ssh.reach(name, ("true",)), stdin=subprocess.DEVNULL).returncode
-
-    with ThreadPoolExecutor(_LOGINS) as pool:
-        failed = [name for name, status in zip(names, pool.map(reach, names), strict=True) if status]
-    if failed:
-        raise make_ssh_error(", ".join(failed))
-
-
 def _is_heard(coordinator: Coordinator | None) -> bool:
     """Tell whether ranks are connected, which end by themselves once the run is over."""
     return coordinator is not None and coordinator.has_ranks
@@ -442,6 +406,12 @@ def _is_heard(coordinator: Coordinator | None) -> bool:
 
 def _find_failed(running: Sequence[Running]) -> Running | None:
     return next((each for each in running if each.status), None)
+
+
+def count_files(connections: int, here: int, there: int = 0, *, is_piped: bool) -> int:
+    """Return how many files are open at most, with connections of ranks, processes here, and other hosts."""
+    # Standard input of each; output of one that is here is the launcher's own unless it is passed on.
+    return _OTHER_FILES + connections + here * (3 if is_piped else 1) + there * (3 if is_piped else 2)
 
 
 def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = None) -> None:
@@ -453,9 +423,13 @@ def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = No
     plan = launch.plan
     made: dict[str, str] = {}
     timeouts = read_timeouts(environ, plan.cluster.size)
-    # For each process three pipes, and for each rank a connection to each of the two servers.
-    allow_files(_OTHER_FILES + 3 * len(launch.processes) + 2 * plan.cluster.size)
-    with ExitStack() as stack:
+    # Each rank may be connected to the coordinator, and with Gloo to what it meets at.
+    connections = plan.cluster.size * (plan.backend == "gloo") + plan.cluster.size
+    here = sum(not process.reach for process in launch.processes)
+    there = len({process.reach for process in launch.processes if process.reach})
+    is_piped = plan.tag_output or log is not None
+    allow_files(count_files(connections * launch.watches_ranks, here, there, is_piped=is_piped))
+    with name_limits("launcher"), ExitStack() as stack:
         coordinator = None
         if launch.watches_ranks:
             coordinator = stack.enter_context(
@@ -470,9 +444,9 @@ def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = No
             made |= coordinator.environment
         if plan.backend == "gloo" and launch.watches_ranks:
             made |= stack.enter_context(RendezvousServer(launch.address)).environment
-        check_hosts(plan, environ)
+        check_hosts(plan, environ, timeouts.join_seconds)
         if plan.backend == "openmpi" and plan.is_local and launch.watches_ranks:
-            made |= stack.enter_context(open_mpi_folders())
+            made |= stack.enter_context(open_mpi_folders(environ))
         try:
             run_processes(
                 launch.processes,
@@ -482,7 +456,7 @@ def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = No
                 tags=plan.tag_output,
                 log=log,
                 coordinator=coordinator,
-                silence=timeouts.stall_seconds,
+                timeouts=timeouts,
             )
         except RunEndedError as error:
             if coordinator is not None and coordinator.cause is not None:
