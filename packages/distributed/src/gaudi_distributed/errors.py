@@ -100,6 +100,10 @@ class RunEndedError(ConfigurationError):
         self.exit_status = exit_status
 
 
+class StoppedError(RunEndedError):
+    """A run that ended because a signal to its launcher asked for it."""
+
+
 class MessageError(ValueError):
     """A line from a rank or from the coordinator that is not a message."""
 

@@ -138,6 +138,17 @@ def test_asked_to_end_ranks_may_save_first(run: Run, number: signal.Signals) -> 
     assert sorted(path.name for path in run.folder.glob("saved*")) == ["saved0", "saved1"]
 
 
+def test_a_run_that_was_asked_to_end_is_not_started_again(run: Run) -> None:
+    process = run.start("save=75", flags=("--max_restarts", "3"))
+    run.wait_for_ranks()
+    process.terminate()
+    run.told.wait_for("rank 0 saves", process=process)
+    run.disk.open()
+    status, out, err = run.end()
+    assert (status, out) == (75, "rank 0 is here\n")
+    assert "restart" not in err
+
+
 def test_who_takes_too_long_to_save_is_ended(run: Run) -> None:
     process = run.start("stubborn", "stay", flags=("--grace", "0.5"))
     run.wait_for_ranks()

@@ -106,6 +106,12 @@ def start_elastic(options: Options, environ: Mapping[str, str]) -> None:
             flag="--host_discovery_script",
             remedy="leave out --np, --hosts, --hostfile, --preset and --backend",
         )
+    if options.max_restarts:
+        raise FlagError(
+            "--max_restarts: an elastic run starts its workers again by itself",
+            flag="--max_restarts",
+            remedy="leave it out",
+        )
     if options.min_np > options.max_np:
         raise FlagError(
             f"--min_np {options.min_np}: is more than --max_np {options.max_np}", flag="--min_np", remedy="give fewer"

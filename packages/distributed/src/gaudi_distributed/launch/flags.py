@@ -69,6 +69,7 @@ class Options:
     dry_run: bool
     tag_output: bool
     grace: float
+    max_restarts: int
     debug: bool
 
 
@@ -359,5 +360,12 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         default=30.0,
         metavar="S",
         help="seconds in which ranks save and end after a signal; default: 30",
+    )
+    group.add_argument(
+        "--max_restarts",
+        type=_count_or_zero,
+        default=0,
+        metavar="N",
+        help="start all ranks again, so often at most, where they end with 75 and nobody asked for it; default: 0",
     )
     group.add_argument("--debug", action="store_true", help="show the traceback of an error")

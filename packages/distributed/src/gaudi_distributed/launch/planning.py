@@ -118,6 +118,7 @@ def plan_launch(options: Options, environ: Mapping[str, str]) -> Launch:
         mpi_root=choices.choose_mpi_root(options.mpi_root, environ),
         tag_output=options.tag_output,
         grace=options.grace,
+        max_restarts=options.max_restarts,
         is_root=os.geteuid() == 0,
         guard=(options.remote_python or sys.executable, "-I", guard.__file__),
     )

@@ -89,6 +89,7 @@ class LaunchPlan:
         mpi_root: where Open MPI is installed on all hosts; None: where it is found.
         tag_output: whether each line of output says its rank.
         grace: seconds that ranks have to end after they were asked to.
+        max_restarts: how often all ranks are started again where they end with 75.
         is_root: whether the user is root, which Open MPI has to be told.
         guard: what starts ranks on another host: Python there, and the module.
     """
@@ -106,6 +107,7 @@ class LaunchPlan:
     mpi_root: str | None = None
     tag_output: bool = False
     grace: float = 30.0
+    max_restarts: int = 0
     is_root: bool = False
     guard: tuple[str, ...] = ("python3", "-m", "gaudi_distributed.launch.guard")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import signal
@@ -22,7 +23,7 @@ from typing import IO
 from gaudi_distributed.cluster.hosts import write_file
 from gaudi_distributed.cluster.rendezvous import RendezvousServer
 from gaudi_distributed.devices.machine import allow_files, name_limits, open_mpi_folders
-from gaudi_distributed.errors import LineSplitter, Output, OutputLog, RunEndedError, say
+from gaudi_distributed.errors import LineSplitter, Output, OutputLog, RunEndedError, StoppedError, say
 from gaudi_distributed.failure.coordinator import Coordinator
 from gaudi_distributed.failure.messages import CONTINUE, LOST, Timeouts, read_timeouts
 from gaudi_distributed.launch import guard
@@ -39,6 +40,8 @@ from gaudi_distributed.launch.processes import (
 
 # Time for the other ranks to end by themselves after one failed, and for all to end when told to.
 LEAVE_SECONDS, END_SECONDS = 10.0, 5.0
+# Time before the first restart; twice as long before each further one.
+RESTART_SECONDS, _MOST_RESTART_SECONDS = 5.0, 300.0
 # Time after which what does not end is given up.
 CUT_SECONDS = 20.0
 GUARD = str(Path(guard.__file__))
@@ -48,6 +51,7 @@ _NOT_THERE = (2, 126, 127)  # of a shell, or of Python, that does not find what 
 _MAX_FRAME, _READ = 1 << 20, 1 << 16
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TICK, _TELL_SECONDS, _OTHER_FILES = 0.05, 5.0, 64
+_pause = time.sleep
 
 
 class HostGuard:
@@ -326,8 +330,8 @@ def catch_signals() -> Iterator[list[int]]:
         raise _make_stop(asked)
 
 
-def _make_stop(asked: Sequence[int]) -> RunEndedError:
-    return RunEndedError(f"ended by {signal.Signals(asked[0]).name}; {CONTINUE}", LOST)
+def _make_stop(asked: Sequence[int]) -> StoppedError:
+    return StoppedError(f"ended by {signal.Signals(asked[0]).name}; {CONTINUE}", LOST)
 
 
 def is_asked_to_hurry(asked: Sequence[int]) -> bool:
@@ -415,11 +419,31 @@ def count_files(connections: int, here: int, there: int = 0, *, is_piped: bool) 
 
 
 def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = None) -> None:
-    """Run a launch, and copy its output to the log; RunEndedError says what ended it, with its exit status."""
+    """Run a launch, and copy its output to the log; where it ends with 75, all ranks start again as often as planned.
+
+    Raises:
+        RunEndedError: says what ended it, with its exit status.
+        StoppedError: somebody asked for the end, so it is not started again.
+    """
     for note in launch.notes:
         tell(note, log)
     for path, text in launch.files.items():
         write_file(path, text)
+    for restart in itertools.count(1):
+        try:
+            return _start_once(launch, environ, log)
+        except StoppedError:
+            raise
+        except RunEndedError as error:
+            if error.exit_status != LOST or restart > launch.plan.max_restarts:
+                raise
+            seconds = min(RESTART_SECONDS * 2 ** (restart - 1), _MOST_RESTART_SECONDS)
+            tell(f"{error}", log)
+            tell(f"restart {restart} of {launch.plan.max_restarts} in {seconds:g} s", log)
+        _pause(seconds)
+
+
+def _start_once(launch: Launch, environ: Mapping[str, str], log: OutputLog | None) -> None:
     plan = launch.plan
     made: dict[str, str] = {}
     timeouts = read_timeouts(environ, plan.cluster.size)
@@ -460,7 +484,7 @@ def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = No
             )
         except RunEndedError as error:
             if coordinator is not None and coordinator.cause is not None:
-                raise RunEndedError(coordinator.cause.describe(), coordinator.cause.status) from error
+                raise type(error)(coordinator.cause.describe(), coordinator.cause.status) from error
             raise
 
 
