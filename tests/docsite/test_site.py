@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from functools import cache
 from html.parser import HTMLParser
@@ -110,8 +111,32 @@ def test_every_public_name_is_shown(site: Path, api: Api) -> None:
     """A name is shown where it is defined; names of another package are shown there."""
     shown = {each for page in (site / "api").rglob("*.html") for each in read_page(page).ids}
     assert {target for target in api.names.values() if target not in shown} == set()
-    assert set(api.modules) <= shown
+    assert {*api.modules} <= shown
     assert api.undocumented == ()
+
+
+@pytest.mark.parametrize("api", read_apis(), ids=lambda api: api.package)
+def test_the_page_of_a_package_tells_what_its_modules_are_for(site: Path, api: Api) -> None:
+    text = html.unescape(
+        re.sub(r"<[^>]+>", "", (site / "api" / api.package / "index.html").read_text(encoding="utf-8"))
+    )
+    plain = " ".join(re.sub(r"[`*]", "", text).split())
+    for module, sentence in api.modules.items():
+        assert f"{module} {re.sub(r'[`*]', '', sentence)}" in plain, module
+
+
+def test_what_a_function_returns_is_one_text(site: Path) -> None:
+    found = [
+        (str(page.relative_to(site)), section.count('class="doc-section-item'))
+        for page in (site / "api").rglob("*.html")
+        for section in re.findall(
+            r'doc-section-title">(?:Returns|Yields):</span>(.*?)(?:doc-section-title"|class="doc doc-)',
+            page.read_text(encoding="utf-8"),
+            re.DOTALL,
+        )
+    ]
+    assert found
+    assert [each for each in found if each[1] != 1] == []
 
 
 def test_an_undocumented_name_is_found(tmp_path: Path) -> None:
@@ -122,7 +147,9 @@ def test_an_undocumented_name_is_found(tmp_path: Path) -> None:
         (package / "README.md").write_text(f"`gaudi_{name}.shown`")
         (source / "__init__.py").write_text(f"from gaudi_{name}.parts import named\n__all__ = ['named']")
         (source / "parts.py").write_text("named = 1\n\nclass Kept:\n    '''Kept.'''\n    def method(self): ...\n")
-        (source / "shown.py").write_text("def documented():\n    '''Do it.'''\n\ndef bare(): ...\n")
+        shown = "'Show\\na|b. It is more.\\n\\nAnd more.'\ndef documented():\n    '''Do it.'''\n\ndef bare(): ...\n"
+        (source / "shown.py").write_text(shown)
     api = read_apis(tmp_path)[0]
-    assert api.modules == ("gaudi_ops.parts", "gaudi_ops.shown")
-    assert api.undocumented == ("gaudi_ops.named", "gaudi_ops.parts.Kept.method", "gaudi_ops.shown.bare")
+    assert api.modules == {"gaudi_ops.parts": "", "gaudi_ops.shown": "Show a|b."}
+    undocumented = ("gaudi_ops.named", "gaudi_ops.parts", "gaudi_ops.parts.Kept.method", "gaudi_ops.shown.bare")
+    assert api.undocumented == undocumented
