@@ -13,6 +13,7 @@ import pytest
 from tools.docsite.api import Api, read_apis
 from tools.docsite.documents import ROOT, list_documents
 from tools.docsite.figures import draw_figures
+from tools.release import read_changelog
 
 # Attributes by which a browser fetches something as soon as it shows a page.
 FETCHING = {"img": "src", "script": "src", "iframe": "src", "source": "src", "video": "src", "link": "href"}
@@ -123,6 +124,19 @@ def test_the_page_of_a_package_tells_what_its_modules_are_for(site: Path, api: A
     plain = " ".join(re.sub(r"[`*]", "", text).split())
     for module, sentence in api.modules.items():
         assert f"{module} {re.sub(r'[`*]', '', sentence)}" in plain, module
+
+
+@pytest.mark.parametrize("api", read_apis(), ids=lambda api: api.package)
+def test_a_changelog_names_what_is_public(site: Path, api: Api) -> None:
+    """Users read it, so what it names in full is on a page of the API, or a group of entry points."""
+    package = ROOT / "packages" / api.package.removeprefix("gaudi_")
+    shown = {each for page in (site / "api").rglob("*.html") for each in read_page(page).ids}
+    shown |= {name for each in read_apis() for name in (*each.names, each.package, f"{each.package}.__version__")}
+    shown |= set(
+        re.findall(r'entry-points\."([\w.]+)"', (ROOT / "packages/apps/pyproject.toml").read_text(encoding="utf-8"))
+    )
+    named = re.findall(r"`(gaudi_\w+(?:\.\w+)+)[`(]", read_changelog(package)[0].text)
+    assert {name for name in named if name not in shown} == set()
 
 
 def test_what_a_function_returns_is_one_text(site: Path) -> None:
