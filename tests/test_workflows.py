@@ -105,6 +105,16 @@ def test_the_forms_lead_to_a_private_way_for_reports() -> None:
     assert any(link["url"].endswith("privately-reporting-a-security-vulnerability") for link in links)
 
 
+def test_the_site_is_built_for_the_address_of_its_repository() -> None:
+    steps = load(ROOT / ".github" / "workflows" / "site.yml")["jobs"]["build"]["steps"]
+    (built,) = (step for step in steps if step.get("run", "").endswith("nox -s docs"))
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    named = dict(re.findall(r"^(\w+): !ENV \[(\w+), \"\"\]$", settings, re.MULTILINE))
+    assert named == {"site_url": "SITE_URL", "repo_url": "REPO_URL"}
+    assert {*built["env"]} == {*named.values()}
+    assert all("github." in value for value in built["env"].values())
+
+
 def test_what_runs_on_linux_alone_says_so() -> None:
     for name in NAMES:
         text = (ROOT / "packages" / name / "pyproject.toml").read_text(encoding="utf-8")

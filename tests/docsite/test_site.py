@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import re
 from functools import cache
 from html.parser import HTMLParser
@@ -151,6 +152,16 @@ def test_what_a_function_returns_is_one_text(site: Path) -> None:
     ]
     assert found
     assert [each for each in found if each[1] != 1] == []
+
+
+def test_the_site_knows_its_address_where_it_is_published(site: Path) -> None:
+    """Without an address, as on the disk, the map is empty, and the page for what is not found starts at the root."""
+    address = os.environ.get("SITE_URL", "")
+    listed = re.findall(r"<loc>([^<]+)</loc>", (site / "sitemap.xml").read_text(encoding="utf-8"))
+    pages = {f"{address}{page.relative_to(site)}" for page in list_pages(site)} if address else set()
+    assert {*listed} == pages
+    styles = [link for link in read_page(site / "404.html").fetched if link.endswith("site.css")]
+    assert styles == [f"{urlsplit(address).path or '/'}docs/site.css"]
 
 
 def test_an_undocumented_name_is_found(tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Add the script of the diagrams, 3.5 MB, to pages that have one."""
+    """Add the script of the diagrams, 3.5 MB, to pages that have one; ask no other host about the repository."""
+    output = output.replace(' data-md-component="source"', "")  # by which the theme would ask for its number of stars
     if 'class="mermaid"' not in output:
         return output
     script = posixpath.relpath("docs/mermaid.js", posixpath.dirname(page.file.dest_uri) or ".")
