@@ -14,6 +14,7 @@ import pytest
 from tools.docsite.api import Api, read_apis
 from tools.docsite.documents import ROOT, list_documents
 from tools.docsite.figures import draw_figures
+from tools.docsite.hooks import divide_code
 from tools.release import read_changelog
 
 # Attributes by which a browser fetches something as soon as it shows a page.
@@ -152,6 +153,14 @@ def test_what_a_function_returns_is_one_text(site: Path) -> None:
     ]
     assert found
     assert [each for each in found if each[1] != 1] == []
+
+
+def test_a_long_name_is_divided_and_a_flag_is_not() -> None:
+    page = "<pre><code>--a_flag</code></pre><p><code>--a_flag gaudi_ops.targets.encode_targets</code></p>"
+    divided = divide_code(page)
+    assert divided.startswith("<pre><code>--a_flag</code></pre>")
+    assert '<span class="whole">--a_flag</span> gaudi_<wbr>ops.<wbr>targets.<wbr>encode_<wbr>targets' in divided
+    assert re.sub(r"<[^>]+>", "", divided) == re.sub(r"<[^>]+>", "", page)
 
 
 def test_the_site_knows_its_address_where_it_is_published(site: Path) -> None:
