@@ -5,38 +5,64 @@ from __future__ import annotations
 import json
 import shlex
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from gaudi_datasets.cli import parse_arguments
+
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 IMAGES = {"bccd": 292, "bccd_long": 292, "clothing": 1364, "scenes": 1200}
 PEAKS = {"bccd": 0.012, "bccd_long": 0.016, "clothing": 1e-3, "scenes": 0.02}
-HEADINGS = ("source", "command", "minutes", "figures")
+HEADINGS = ("source", "records", "command", "minutes", "figures")
 # The data of a command, in place of which a plan is given a number of images.
 DATA = ("--data_dir", "--tfrecord-root")
 
 
-def read_heading(path: Path) -> dict[str, str]:
-    """Read the comments at the top of a configuration."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    found = (line.removeprefix("# ").partition(": ") for line in lines if line.startswith("# "))
-    return {name: text for name, _, text in found}
+def read_heading(path: Path) -> dict[str, list[str]]:
+    """Read the comments at the top of a configuration: the lines of each name."""
+    found: dict[str, list[str]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("# "):
+            name, _, text = line.removeprefix("# ").partition(": ")
+            found.setdefault(name, []).append(text)
+    return found
 
 
 def read_command(path: Path) -> tuple[str, list[str]]:
     """Return the program of a configuration and its arguments, with the whole path of the file."""
-    program, *arguments = shlex.split(read_heading(path)["command"])
+    (command,) = read_heading(path)["command"]
+    program, *arguments = shlex.split(command)
     assert arguments[:2] == ["--config", f"configs/{path.name}"]
     return program, ["--config", str(path), *arguments[2:]]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_a_configuration_says_where_its_figures_are_from(path: Path) -> None:
-    assert tuple(read_heading(path)) == HEADINGS
+    heading = read_heading(path)
+    assert [*heading] == [name for name in HEADINGS if name in heading or name != "records"]
+    (source,) = heading["source"]
+    assert "https://" in source or "make-scenes" in heading["records"][0]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_records_of_a_configuration_are_made_by_commands(path: Path) -> None:
+    _, arguments = read_command(path)
+    data = arguments[next(place for place, word in enumerate(arguments) if word in DATA) + 1]
+    commands = read_heading(path).get("records", [])
+    made = {}
+    for command in commands:
+        program, *words = shlex.split(command)
+        assert program == "gaudi-datasets"
+        parse_arguments(words)
+        flags = dict(pairwise(words))
+        if "convert" in words:
+            made[flags["--split"]] = flags["--output_dir"]
+    assert made == ({"train": data, "val": data} if "records" in data else {})
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

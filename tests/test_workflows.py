@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tools.release import NAMES, read_version
+from tools.release import NAMES, UNRELEASED, read_changelog, read_version
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -94,9 +94,25 @@ def test_hooks_have_the_tools_of_the_sessions() -> None:
 
 
 def test_the_citation_is_of_the_newest_release() -> None:
-    citation = load(ROOT / "CITATION.cff")
-    assert citation["version"] == read_version(ROOT / "packages" / "apps")
+    citation, newest = load(ROOT / "CITATION.cff"), read_changelog(ROOT / "packages" / "apps")[0]
+    assert citation["version"] == newest.version == read_version(ROOT / "packages" / "apps")
+    assert str(citation.get("date-released", UNRELEASED)) == newest.date
     assert citation["license"] == "Apache-2.0"
+
+
+def test_the_forms_lead_to_a_private_way_for_reports() -> None:
+    links = load(ROOT / ".github" / "ISSUE_TEMPLATE" / "config.yml")["contact_links"]
+    assert any(link["url"].endswith("privately-reporting-a-security-vulnerability") for link in links)
+
+
+def test_the_site_is_built_for_the_address_of_its_repository() -> None:
+    steps = load(ROOT / ".github" / "workflows" / "site.yml")["jobs"]["build"]["steps"]
+    (built,) = (step for step in steps if step.get("run", "").endswith("nox -s docs"))
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    named = dict(re.findall(r"^(\w+): !ENV \[(\w+), \"\"\]$", settings, re.MULTILINE))
+    assert named == {"site_url": "SITE_URL", "repo_url": "REPO_URL"}
+    assert {*built["env"]} == {*named.values()}
+    assert all("github." in value for value in built["env"].values())
 
 
 def test_what_runs_on_linux_alone_says_so() -> None:

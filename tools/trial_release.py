@@ -39,11 +39,11 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
 # The first example of these READMEs needs several hosts or a data set of its own; these commands are the nearest that
 # run anywhere. Those of gaudi-apps begin with the data set that gaudi-datasets makes.
 INSTEAD: dict[str, tuple[str, ...]] = {
-    "distributed": ("gaudi-run --np 2 --dry-run python -c pass", "gaudi-run --help"),
+    "distributed": ("gaudi-run --np 2 --dry_run python -c pass", "gaudi-run --help"),
     "apps": (
         "gaudi-datasets make-scenes --output_dir scenes --train 24 --val 8",
         "ssd_train --data scenes --minutes 10 --mode plan",
-        "gaudi-run --preset ssd-habana-8 --dry-run",
+        "gaudi-run --preset ssd-habana-8 --dry_run",
     ),
 }
 

@@ -23,6 +23,9 @@ PAGES = (
 )  # fmt: skip
 PATIENCE_MILLISECONDS = 600_000  # ends only what would never end
 DIAGRAM = "div.mermaid"  # the theme puts the drawing into a closed shadow root of this
+SCROLLED = ".md-content .md-typeset__scrollwrap, .md-content div.mermaid"
+WIDE = """found => found.filter(each => each.scrollWidth > each.clientWidth + 1)
+    .map(each => [each.textContent.trim().slice(0, 40), getComputedStyle(each).overflowX])"""
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +58,9 @@ def test_pages_are_quiet_and_fit(browser: Any, site: Path, width: int, scheme: s
             heights = page.eval_on_selector_all(DIAGRAM, "found => found.map(each => each.clientHeight)")
             assert min(heights) > 50, (name, heights)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        wide = page.eval_on_selector_all(SCROLLED, WIDE)
+        # On a phone what is wider than the page is scrolled; at a desk nothing of these pages is.
+        assert {overflow for _, overflow in wide} <= ({"auto"} if width < 1000 else set()), (name, wide)
         missing = "images => images.filter(each => !each.complete || !each.naturalWidth).map(each => each.src)"
         assert page.eval_on_selector_all("img", missing) == [], name
     assert said == []

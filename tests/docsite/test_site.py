@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import os
 import re
 from functools import cache
 from html.parser import HTMLParser
@@ -12,6 +14,8 @@ import pytest
 from tools.docsite.api import Api, read_apis
 from tools.docsite.documents import ROOT, list_documents
 from tools.docsite.figures import draw_figures
+from tools.docsite.hooks import divide_code
+from tools.release import read_changelog
 
 # Attributes by which a browser fetches something as soon as it shows a page.
 FETCHING = {"img": "src", "script": "src", "iframe": "src", "source": "src", "video": "src", "link": "href"}
@@ -110,8 +114,63 @@ def test_every_public_name_is_shown(site: Path, api: Api) -> None:
     """A name is shown where it is defined; names of another package are shown there."""
     shown = {each for page in (site / "api").rglob("*.html") for each in read_page(page).ids}
     assert {target for target in api.names.values() if target not in shown} == set()
-    assert set(api.modules) <= shown
+    assert {*api.modules} <= shown
     assert api.undocumented == ()
+
+
+@pytest.mark.parametrize("api", read_apis(), ids=lambda api: api.package)
+def test_the_page_of_a_package_tells_what_its_modules_are_for(site: Path, api: Api) -> None:
+    text = html.unescape(
+        re.sub(r"<[^>]+>", "", (site / "api" / api.package / "index.html").read_text(encoding="utf-8"))
+    )
+    plain = " ".join(re.sub(r"[`*]", "", text).split())
+    for module, sentence in api.modules.items():
+        assert f"{module} {re.sub(r'[`*]', '', sentence)}" in plain, module
+
+
+@pytest.mark.parametrize("api", read_apis(), ids=lambda api: api.package)
+def test_a_changelog_names_what_is_public(site: Path, api: Api) -> None:
+    """Users read it, so what it names in full is on a page of the API, or a group of entry points."""
+    package = ROOT / "packages" / api.package.removeprefix("gaudi_")
+    shown = {each for page in (site / "api").rglob("*.html") for each in read_page(page).ids}
+    shown |= {name for each in read_apis() for name in (*each.names, each.package, f"{each.package}.__version__")}
+    shown |= set(
+        re.findall(r'entry-points\."([\w.]+)"', (ROOT / "packages/apps/pyproject.toml").read_text(encoding="utf-8"))
+    )
+    named = re.findall(r"`(gaudi_\w+(?:\.\w+)+)[`(]", read_changelog(package)[0].text)
+    assert {name for name in named if name not in shown} == set()
+
+
+def test_what_a_function_returns_is_one_text(site: Path) -> None:
+    found = [
+        (str(page.relative_to(site)), section.count('class="doc-section-item'))
+        for page in (site / "api").rglob("*.html")
+        for section in re.findall(
+            r'doc-section-title">(?:Returns|Yields):</span>(.*?)(?:doc-section-title"|class="doc doc-)',
+            page.read_text(encoding="utf-8"),
+            re.DOTALL,
+        )
+    ]
+    assert found
+    assert [each for each in found if each[1] != 1] == []
+
+
+def test_a_long_name_is_divided_and_a_flag_is_not() -> None:
+    page = "<pre><code>--a_flag</code></pre><p><code>--a_flag gaudi_ops.targets.encode_targets</code></p>"
+    divided = divide_code(page)
+    assert divided.startswith("<pre><code>--a_flag</code></pre>")
+    assert '<span class="whole">--a_flag</span> gaudi_<wbr>ops.<wbr>targets.<wbr>encode_<wbr>targets' in divided
+    assert re.sub(r"<[^>]+>", "", divided) == re.sub(r"<[^>]+>", "", page)
+
+
+def test_the_site_knows_its_address_where_it_is_published(site: Path) -> None:
+    """Without an address, as on the disk, the map is empty, and the page for what is not found starts at the root."""
+    address = os.environ.get("SITE_URL", "")
+    listed = re.findall(r"<loc>([^<]+)</loc>", (site / "sitemap.xml").read_text(encoding="utf-8"))
+    pages = {f"{address}{page.relative_to(site)}" for page in list_pages(site)} if address else set()
+    assert {*listed} == pages
+    styles = [link for link in read_page(site / "404.html").fetched if link.endswith("site.css")]
+    assert styles == [f"{urlsplit(address).path or '/'}docs/site.css"]
 
 
 def test_an_undocumented_name_is_found(tmp_path: Path) -> None:
@@ -122,7 +181,9 @@ def test_an_undocumented_name_is_found(tmp_path: Path) -> None:
         (package / "README.md").write_text(f"`gaudi_{name}.shown`")
         (source / "__init__.py").write_text(f"from gaudi_{name}.parts import named\n__all__ = ['named']")
         (source / "parts.py").write_text("named = 1\n\nclass Kept:\n    '''Kept.'''\n    def method(self): ...\n")
-        (source / "shown.py").write_text("def documented():\n    '''Do it.'''\n\ndef bare(): ...\n")
+        shown = "'Show\\na|b. It is more.\\n\\nAnd more.'\ndef documented():\n    '''Do it.'''\n\ndef bare(): ...\n"
+        (source / "shown.py").write_text(shown)
     api = read_apis(tmp_path)[0]
-    assert api.modules == ("gaudi_ops.parts", "gaudi_ops.shown")
-    assert api.undocumented == ("gaudi_ops.named", "gaudi_ops.parts.Kept.method", "gaudi_ops.shown.bare")
+    assert api.modules == {"gaudi_ops.parts": "", "gaudi_ops.shown": "Show a|b."}
+    undocumented = ("gaudi_ops.named", "gaudi_ops.parts", "gaudi_ops.parts.Kept.method", "gaudi_ops.shown.bare")
+    assert api.undocumented == undocumented

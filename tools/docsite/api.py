@@ -1,7 +1,8 @@
 """Make the pages of the API by reading the sources; nothing of the packages is imported.
 
 Public are the modules that a package's README names, and the names in the `__all__` of the package and of these. A page
-shows each module that defines one of them, and a package's first page lists the names with where they are.
+shows each module that defines one of them, and a package's first page lists the names with where they are, and the
+modules with what they say of themselves.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ class Api:
     Attributes:
         package: the import name, such as ``gaudi_ops``.
         names: each public name with the dotted path of what it stands for.
-        modules: dotted paths of the modules to show, sorted.
-        undocumented: public names, and public things of the shown modules, that have no docstring.
+        modules: dotted paths of the modules to show, sorted, each with the first sentence of its docstring.
+        undocumented: public names, shown modules, and public things of these, that have no docstring.
     """
 
     package: str
     names: Mapping[str, str]
-    modules: tuple[str, ...]
+    modules: Mapping[str, str]
     undocumented: tuple[str, ...]
 
 
@@ -90,7 +91,15 @@ def _make_api(
     shown.discard(package)
     undocumented = {path for module in shown for path in _find_undocumented(loader.modules_collection[module])}
     undocumented |= {name for name, target in names.items() if not loader.modules_collection[target].has_docstring}
-    return Api(package, names, tuple(sorted(shown)), tuple(sorted(undocumented)))
+    modules = {module: _read_first_sentence(loader.modules_collection[module]) for module in sorted(shown)}
+    undocumented |= {module for module, sentence in modules.items() if not sentence}
+    return Api(package, names, modules, tuple(sorted(undocumented)))
+
+
+def _read_first_sentence(module: griffe.Object | griffe.Alias) -> str:
+    """Return the first sentence of a module's docstring, or nothing."""
+    paragraph = module.docstring.value.strip().partition("\n\n")[0] if module.docstring else ""
+    return re.split(r"(?<=\.)\s", paragraph, maxsplit=1)[0].replace("\n", " ")
 
 
 def _is_named(module: str, readme: str) -> bool:
@@ -128,7 +137,10 @@ def _list_names(api: Api) -> str:
     for name, target in sorted(api.names.items(), key=lambda item: (item[0].count("."), item[0].lower())):
         shown = f"[`{target}`][{target}]" if target.startswith(f"{api.package}.") else f"`{target}`"
         lines.append(f"| `{name}` | {shown} |")
-    lines += ["", "Modules:", "", *(f"- [`{module}`][{module}]" for module in api.modules)]
+    lines += ["", "## Modules", "", "| module | what it does |", "|---|---|"]
+    for module, sentence in api.modules.items():
+        told = sentence.replace("|", r"\|")
+        lines.append(f"| [`{module}`][{module}] | {told} |")
     return "\n".join(lines) + "\n"
 
 

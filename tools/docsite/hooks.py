@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -22,6 +23,19 @@ SCRIPTS = {"docs/mermaid.js": MERMAID, "docs/iframe-worker.js": IFRAME_WORKER}
 _FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
 _FIGURE = re.compile(r"^!\[[^\]]*\]\(([^)]+)\)$", re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()([^)#\s]+)")
+_DIAGRAM = re.compile(r"\A```mermaid\n")
+# A diagram has the size of its letters, and is scrolled where it is too wide: smaller letters could not be read. It is
+# drawn tightly, so that it fits a desk's width.
+_DRAWN = {
+    "fontSize": 13,
+    "themeVariables": {"fontSize": "13px"},
+    "flowchart": {"useMaxWidth": False, "nodeSpacing": 20, "rankSpacing": 30, "padding": 8, "wrappingWidth": 140},
+    "sequence": {"useMaxWidth": False, "width": 90, "height": 40, "actorMargin": 30, "diagramMarginX": 8},
+    "state": {"useMaxWidth": False},
+}
+_DIRECTIVE = f"%%{{init: {json.dumps(_DRAWN)}}}%%\n"
+_CODE = re.compile(r"(<pre\b.*?</pre>)|<code>([^<]*)</code>", re.DOTALL)
+_LONG_WORD = 14
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -70,11 +84,39 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     markdown = _FIGURE.sub(r"[\g<0>](\1)", markdown)  # a figure opens in its own size
     parts = _FENCE.split(markdown)
-    return "".join(part if part.startswith("```") else _LINK.sub(complete, part) for part in parts)
+    for place, part in enumerate(parts):
+        drawn = _DIAGRAM.sub(lambda fence: fence[0] + _DIRECTIVE, part)
+        parts[place] = drawn if part.startswith("```") else _LINK.sub(complete, part)
+    return "".join(parts)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let what is wide be divided where a reader would divide it."""
+    return divide_code(html)
+
+
+def divide_code(html: str) -> str:
+    """Let lines end between the parts of a long name or path in code, and never behind the dashes of a flag.
+
+    Blocks of code, whose lines are scrolled, are left as they are.
+    """
+    return _CODE.sub(lambda found: found[1] or f"<code>{_divide_words(found[2])}</code>", html)
+
+
+def _divide_words(code: str) -> str:
+    """Mark where the words of a line of code may be divided; the text stays the same."""
+    words = re.split(r"(\s+)", code)
+    for place, word in enumerate(words):
+        parts = re.split(r"(?<=[/=_.,:])(?=[^/=_.,:])", word) if len(word) > _LONG_WORD else [word]
+        if word.startswith("-"):
+            parts[0] = f'<span class="whole">{parts[0]}</span>'
+        words[place] = "<wbr>".join(parts)
+    return "".join(words)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Add the script of the diagrams, 3.5 MB, to pages that have one."""
+    """Add the script of the diagrams, 3.5 MB, to pages that have one; ask no other host about the repository."""
+    output = output.replace(' data-md-component="source"', "")  # by which the theme would ask for its number of stars
     if 'class="mermaid"' not in output:
         return output
     script = posixpath.relpath("docs/mermaid.js", posixpath.dirname(page.file.dest_uri) or ".")

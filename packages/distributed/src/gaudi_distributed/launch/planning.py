@@ -81,7 +81,7 @@ class Launch:
         return tuple(lines)
 
     def describe(self) -> str:
-        """Return the text of `--dry-run`: what would be written and run.
+        """Return the text of `--dry_run`: what would be written and run.
 
         Values are shown of variables that the launch sets, and of no others. A word that is not plain to the eye is
         shown as a JSON string.
