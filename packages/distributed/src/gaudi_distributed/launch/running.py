@@ -431,7 +431,8 @@ def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = No
         write_file(path, text)
     for restart in itertools.count(1):
         try:
-            return _start_once(launch, environ, log)
+            _start_once(launch, environ, log)
+            return
         except StoppedError:
             raise
         except RunEndedError as error:
