@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import cv2
@@ -44,6 +45,17 @@ def test_nothing_to_predict_on_is_a_missing_input(tmp_path: Path) -> None:
     ):
         with pytest.raises(MissingInputError, match=what):
             find_files([f"{tmp_path}/{text}"])
+
+
+def test_a_folder_of_folders_of_images_is_told_as_the_pattern_that_takes_them(tmp_path: Path) -> None:
+    top = tmp_path / "top [1]"
+    top.mkdir()
+    touch(top, "hats/a.png", "shoes/b.jpg")
+    with pytest.raises(MissingInputError) as found:
+        find_files([str(top)])
+    pattern = re.search(r"--inference '(.+)'", str(found.value))
+    assert pattern is not None
+    assert find_files([pattern[1]]) == [top / "hats" / "a.png", top / "shoes" / "b.jpg"]
 
 
 def test_images_frames_and_bad_files_are_numbered(image_dir: Path, tmp_path: Path) -> None:

@@ -154,15 +154,22 @@ def _expand(text: str) -> list[Source]:
     if path.is_file():
         return [path]
     found = path.iterdir() if path.is_dir() else map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207
-    usable = sorted(
-        each for each in found if each.suffix.lower() in (*IMAGE_ENDINGS, *VIDEO_ENDINGS) and each.is_file()
-    )
+    usable = sorted(filter(_is_media, found))
     if not usable:
-        what = "is not there"
+        what, remedy = "is not there", "images, videos, folders or patterns of them"
         if path.is_dir() or glob.has_magic(text):
             what = f"{'holds' if path.is_dir() else 'matches'} no image ({', '.join(IMAGE_ENDINGS)}) and no video"
-        raise MissingInputError(f"{text}: {what}; give --inference images, videos, folders or patterns of them")
+        if path.is_dir() and any(map(_is_media, itertools.islice(path.glob("*/*"), _MOST_LOOKED_AT))):
+            remedy = f"'{glob.escape(str(path))}/**', for folders in it do"
+        raise MissingInputError(f"{text}: {what}; give --inference {remedy}")
     return list(usable)
+
+
+_MOST_LOOKED_AT = 10_000  # files in the folders of a folder, for a remedy
+
+
+def _is_media(path: Path) -> bool:
+    return path.suffix.lower() in (*IMAGE_ENDINGS, *VIDEO_ENDINGS) and path.is_file()
 
 
 def read_encoded(source: Source) -> bytes:
