@@ -100,6 +100,10 @@ class RunEndedError(ConfigurationError):
         self.exit_status = exit_status
 
 
+class HostNotReachedError(RunEndedError):
+    """A host that ssh does not reach, or not in time."""
+
+
 class StoppedError(RunEndedError):
     """A run that ended because a signal to its launcher asked for it."""
 
@@ -247,6 +251,14 @@ class OutputLog:
             self._file.flush()
             self._owner, self._end = owner, line[-1:]
 
+    def end(self) -> None:
+        """End the last line, if it has no end."""
+        with self._lock:
+            if self._end not in _ENDS:
+                self._file.write(b"\n")
+                self._file.flush()
+                self._end = b"\n"
+
 
 class Output:
     """Write lines of ranks to the terminal, with the rank before each if they are tagged, and to a log."""
@@ -259,6 +271,10 @@ class Output:
     def is_piped(self) -> bool:
         """Return whether the output of processes has to pass this one."""
         return self._is_tagged or self._log is not None
+
+    def end(self) -> None:
+        """End the line of standard error that a rank has not ended: the launcher's own lines follow."""
+        self._terminal["err"].end()
 
     def write(self, rank: int | None, kind: str, line: bytes) -> None:
         """Write a line of a rank, or a piece of one, of standard output (kind `out`) or standard error."""

@@ -15,6 +15,7 @@ def test_defaults_end_a_run_within_a_minute() -> None:
 
 def test_many_ranks_send_as_many_heartbeats_as_some_hundred() -> None:
     assert [read_timeouts({}, size).heartbeat_seconds for size in (1, 512, 1024)] == [1, 1, 2]
+    assert read_timeouts({}, 8192).stall_seconds == 48
     with pytest.raises(ConfigurationError, match=r"at least 6"):
         read_timeouts({"GAUDI_RUN_STALL_SECONDS": "5"}, 1024)
 

@@ -115,3 +115,12 @@ def test_ranks_do_not_write_into_each_others_lines(writes: list[tuple[int, bytes
     for rank, line in writes:
         log.write(line, rank, b"[%d] " % rank)
     assert file.getvalue() == expected
+
+
+def test_the_launcher_begins_a_line_of_its_own() -> None:
+    launcher = [sys.executable, "-m", "gaudi_distributed.launch", "--np", "1", "--backend", "gloo", "--tag_output"]
+    done = subprocess.run([*launcher, "sh", "-c", "printf half >&2; exit 3"], capture_output=True, text=True)
+    assert done.returncode == 3
+    lines = done.stderr.splitlines()
+    assert "[0] half" in lines
+    assert lines[-1].startswith("gaudi-run: error: ")

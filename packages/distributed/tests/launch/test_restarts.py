@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gaudi_distributed.launch import running
+from gaudi_distributed.errors import RunEndedError
+from gaudi_distributed.launch import experiments
 from gaudi_distributed.launch.cli import launch
+from gaudi_distributed.launch.processes import make_ssh_error
 
 RESTART = re.compile(r"restart (\d+) of (\d+) in ")
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "RESTART_SECONDS", 0.0)
+    monkeypatch.setattr(experiments, "RESTART_SECONDS", 0.0)
 
 
 def run(folder: Path, statuses: tuple[int, ...], *flags: str) -> tuple[int, int]:
@@ -46,10 +49,36 @@ def test_restarts(
 
 def test_pauses_grow_to_a_bound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(running, "RESTART_SECONDS", 100.0)
-    monkeypatch.setattr(running, "_pause", pauses.append)
+    monkeypatch.setattr(experiments, "RESTART_SECONDS", 100.0)
+    monkeypatch.setattr(experiments, "_pause", pauses.append)
     assert run(tmp_path, (75, 75, 75, 0), "--max_restarts", "3") == (0, 4)
     assert pauses == [100, 200, 300]
+
+
+def test_a_host_that_was_lost_is_waited_for_and_one_that_was_never_there_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lost, refused = RunEndedError("lost", 75), make_ssh_error("rank 1 on b")
+    for ends, status in (([lost, refused, refused, None], 0), ([refused, None], 78)):
+        left = iter(ends)
+
+        def start(*_: object, left: Iterator[Exception | None] = left) -> None:
+            if error := next(left):
+                raise error
+
+        monkeypatch.setattr(experiments, "start", start)
+        assert launch(["--np", "1", "--max_restarts", "3", "sh"], {}) == status
+
+
+def test_a_container_starts_its_ranks_again_only_once(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["--np", "2", "--docker", "--image", "image", "--dry_run", "--max_restarts", "3", "ssd_train"]
+    assert launch(words, {}) == 0
+    assert "--max_restarts" not in capfd.readouterr().out
+
+
+def test_trials_of_a_submission_do_not_start_again(capfd: pytest.CaptureFixture[str]) -> None:
+    assert launch(["--submission", "--max_restarts", "1", "train"], {}) == 64
+    assert "--max_restarts" in capfd.readouterr().err
 
 
 def test_an_elastic_run_has_restarts_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from gaudi_distributed.launch.guard import list_children
+
 PROGRAM = Path(__file__).with_name("rank_program.py")
 # Ends a test that would never end; what is to happen at once would else happen after twice this time.
 SECONDS = 600
@@ -147,6 +149,30 @@ def test_a_run_that_was_asked_to_end_is_not_started_again(run: Run) -> None:
     status, out, err = run.end()
     assert (status, out) == (75, "rank 0 is here\n")
     assert "restart" not in err
+
+
+def test_signals_before_a_restart_end_the_run(run: Run) -> None:
+    process = run.start("exit=75", flags=("--max_restarts", "3"))
+    assert process.stderr is not None
+    while "restart 1 of 3" not in process.stderr.readline():
+        assert process.poll() is None
+    process.terminate()
+    process.terminate()
+    status, out, err = run.end()
+    assert (status, out) == (75, "rank 0 is here\n")
+    assert "ended by SIGTERM" in err
+    assert err.count("\n") == 1
+
+
+def test_processes_that_come_and_go_are_counted() -> None:
+    """They may end between being listed and being looked at."""
+    busy = subprocess.Popen(["sh", "-c", "while :; do sh -c 'true; true'; done"])
+    try:
+        assert all(len(list_children(busy.pid)) <= 1 for _ in range(5000))
+    finally:
+        busy.kill()
+        busy.wait()
+    assert list_children(busy.pid) == []
 
 
 def test_who_takes_too_long_to_save_is_ended(run: Run) -> None:

@@ -191,7 +191,7 @@ def predict_files(
 
             images = read_images(files, prepare, skip, max_frames=max_frames)
             if stop is None:  # what happens now is not read before it happens
-                ahead = read_ahead(images, READ_AHEAD, measure=lambda one: 3 * one.height * one.width)
+                ahead = read_ahead(images, READ_AHEAD, measure=_count_bytes)
                 images = stack.enter_context(contextlib.closing(ahead))
             for batch in make_batches(itertools.takewhile(lambda _: not stop, images), min(batch_size, LARGEST_BATCH)):
                 outputs = compute(np.stack([image.network_input for image in batch]))
@@ -209,8 +209,12 @@ def predict_files(
     return results
 
 
+def _count_bytes(image: InputImage) -> int:
+    return 3 * image.height * image.width + image.network_input.nbytes
+
+
 LARGEST_BATCH = 16  # one thread reads and prepares some hundred images a second, so larger ones would wait for it
-READ_AHEAD, BYTES_AHEAD = 2 * LARGEST_BATCH, 128 * 2**20  # images, and bytes of their pixels
+READ_AHEAD, BYTES_AHEAD = 2 * LARGEST_BATCH, 128 * 2**20  # images, and bytes of them
 
 
 def read_ahead(

@@ -178,12 +178,12 @@ def read_timeouts(environ: Mapping[str, str], size: int = 1) -> Timeouts:
     Raises:
         ConfigurationError: a variable is not a positive number, or is less than three heartbeats.
     """
-    stall = _read_seconds(environ, STALL, Timeouts.stall_seconds)
+    heartbeat = max(Timeouts.heartbeat_seconds, size / _MOST_HEARTBEATS)
+    stall = _read_seconds(environ, STALL, max(Timeouts.stall_seconds, 3 * heartbeat))
     leave = _read_seconds(environ, LEAVE, Timeouts.leave_seconds)
     join = _read_seconds(environ, JOIN, Timeouts.join_seconds + size)
     start = _read_seconds(environ, START, Timeouts.start_seconds + size)
     first = _read_seconds(environ, FIRST, Timeouts.first_seconds + size)
-    heartbeat = max(Timeouts.heartbeat_seconds, size / _MOST_HEARTBEATS)
     if stall < 3 * heartbeat:
         raise ConfigurationError(
             f"{STALL} is {stall:g}",

@@ -261,7 +261,8 @@ def _make_program_error(name: str) -> MissingProgramError:
     """Return the error for a program that cannot be started, by what there is of that name."""
     mode = _read_mode(name)
     if stat.S_ISREG(mode) and not os.access(name, os.X_OK):
-        fault, remedy = "is not executable", f"name what runs it, like python {name}, or make it so by chmod +x"
+        runner = "python" if name.endswith(".py") else "sh"
+        fault, remedy = "is not executable", f"name what runs it, like {runner} {name}, or make it so by chmod +x"
     elif stat.S_ISREG(mode):
         fault, remedy = "is in the working folder, which is not in PATH", f"write ./{name}"
     elif stat.S_ISDIR(mode) and "/" in name:

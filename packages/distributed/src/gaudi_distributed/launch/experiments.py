@@ -1,23 +1,34 @@
-"""Run launches one after another, each with a log of its own, after the page caches of all hosts were cleared."""
+"""Run launches, again where they may succeed then, or one after another, each with a log and cleared page caches."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from gaudi_distributed.errors import ConfigurationError, OutputLog, RunEndedError, say
+from gaudi_distributed.errors import (
+    ConfigurationError,
+    FlagError,
+    HostNotReachedError,
+    OutputLog,
+    RunEndedError,
+    StoppedError,
+    say,
+)
+from gaudi_distributed.failure.messages import LOST
 from gaudi_distributed.launch.choices import choose_preset
 from gaudi_distributed.launch.flags import PROGRAM, Options
 from gaudi_distributed.launch.planning import CACHES_CLEARED, Launch, plan_launch
 from gaudi_distributed.launch.presets import load_entry_points
 from gaudi_distributed.launch.processes import LaunchPlan
-from gaudi_distributed.launch.running import start, tell
+from gaudi_distributed.launch.running import catch_signals, start, tell
 
 # The entry point of this group is the series of `--submission`.
 SERIES_GROUP = "gaudi_distributed.experiments"
@@ -61,7 +72,14 @@ def list_experiments(options: Options, environ: Mapping[str, str]) -> list[Exper
 
     Raises:
         ConfigurationError: no program that is installed has registered experiments, or its variables are wrong.
+        FlagError: they were to start again by themselves.
     """
+    if options.submission and options.max_restarts:
+        raise FlagError(
+            "--max_restarts: a trial of --submission that starts again has other times and caches",
+            flag="--max_restarts",
+            remedy="leave it out",
+        )
     return load_series().expand(options, environ) if options.submission else [Experiment(options)]
 
 
@@ -165,7 +183,7 @@ def _run(experiment: Experiment, launched: Launch, environ: Mapping[str, str], l
         environ = {**environ, CACHES_CLEARED: "1" if fault is None else "0"}
         launched = plan_launch(experiment.options, environ)
     started = datetime.now()
-    start(launched, environ, log)
+    _start_again(launched, environ, log)
     preset, _ = choose_preset(experiment.options)
     # A launcher inside a container writes its own.
     if preset is not None and preset.result is not None and launched.watches_ranks:
@@ -173,3 +191,42 @@ def _run(experiment: Experiment, launched: Launch, environ: Mapping[str, str], l
         say(line)
         if log is not None:
             log.write(f"{line}\n".encode())
+
+
+# Time before the first restart; twice as long before each further one.
+RESTART_SECONDS, _MOST_RESTART_SECONDS = 5.0, 300.0
+_TICK = 0.05
+
+
+def _start_again(launch: Launch, environ: Mapping[str, str], log: OutputLog | None) -> None:
+    """Run a launch, and where it ends with 75, start all ranks again, as often as it was planned.
+
+    Raises:
+        RunEndedError: it did not end well.
+        StoppedError: somebody asked for the end.
+    """
+    for note in launch.notes:
+        tell(note, log)
+    for restart in itertools.count(1):
+        try:
+            start(launch, environ, log)
+            return
+        except StoppedError:
+            raise
+        except RunEndedError as error:
+            # A host that was lost may be reached again later, and one that was never reached, hardly.
+            may_succeed = error.exit_status == LOST or (restart > 1 and isinstance(error, HostNotReachedError))
+            if not may_succeed or restart > launch.plan.max_restarts:
+                raise
+            seconds = min(RESTART_SECONDS * 2 ** (restart - 1), _MOST_RESTART_SECONDS)
+            tell(f"{error}", log)
+            tell(f"restart {restart} of {launch.plan.max_restarts} in {seconds:g} s", log)
+        _pause(seconds)
+
+
+def _pause(seconds: float) -> None:
+    """Wait for so long; StoppedError at the first signal that asks for the end."""
+    limit = time.monotonic() + seconds
+    with catch_signals() as asked:
+        while not asked and time.monotonic() < limit:
+            time.sleep(_TICK)

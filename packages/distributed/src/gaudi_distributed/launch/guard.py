@@ -95,7 +95,12 @@ def end_children() -> None:
 
 def list_children(pid: int | str = "self") -> list[int]:
     """Return the child processes, including those that have ended and were not waited for."""
-    return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+    found: list[int] = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found += map(int, (thread / "children").read_text().split())
+    return found
 
 
 def _find_mpi_ranks(pid: int) -> set[int]:
@@ -262,16 +267,19 @@ class _Guard:
         self._deadlines[number] = min(self._deadlines.get(number, math.inf), time.monotonic() + seconds)
 
     def _ask_ranks(self, number: int, seconds: float) -> bool:
-        """Ask ranks of an mpirun to end that were not asked; return whether they have time before mpirun has to end."""
+        """Ask ranks of an mpirun to end that were not asked; return whether mpirun is to wait for them.
+
+        It is not once they have ended, or were none here: those on other hosts hear of it by mpirun alone.
+        """
         if seconds <= LOST_SECONDS:
             return False
-        asked = self._asked_ranks[number]
-        for rank in _find_mpi_ranks(self._running[number].pid) - asked:
+        asked, found = self._asked_ranks[number], _find_mpi_ranks(self._running[number].pid)
+        for rank in found - asked:
             asked.add(rank)
             with contextlib.suppress(ProcessLookupError):
                 group = os.getpgid(rank)  # of its own, where mpirun does as it is used to
                 os.kill(rank if group != rank else -rank, signal.SIGTERM)
-        return bool(asked)  # of none there is nothing to save
+        return bool(found)
 
     def _note_end(self, number: int, status: int) -> None:
         if self._silence:

@@ -43,7 +43,10 @@ _PLANNERS: dict[Backend, Callable[[LaunchPlan], list[Process]]] = {
     "multi_worker": plan_multi_worker,
 }
 # Flags for this side of a container.
-_OUTSIDE = ("--container", *(f"--{kind}" for kind in CONTAINER_KINDS), "--image", "--mount", "--workdir", "--dry_run")
+_OUTSIDE = (
+    *("--container", *(f"--{kind}" for kind in CONTAINER_KINDS), "--image", "--mount", "--workdir"),
+    *("--dry_run", "--max_restarts"),
+)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from gaudi_distributed.cluster.hosts import Cluster, RankAssignment, is_ipv6
 from gaudi_distributed.cluster.rank_info import write_tf_config
 from gaudi_distributed.comm.opening import ENGINE_VARIABLE
 from gaudi_distributed.devices.machine import MPI_FOLDERS, Binding
-from gaudi_distributed.errors import ConfigurationError, MissingProgramError, RunEndedError
+from gaudi_distributed.errors import ConfigurationError, HostNotReachedError, MissingProgramError
 from gaudi_distributed.failure.coordinator import COORDINATOR, TOKEN
 from gaudi_distributed.failure.messages import JOIN
 from gaudi_distributed.launch import guard
@@ -349,7 +349,7 @@ def check_hosts(plan: LaunchPlan, environ: Mapping[str, str], seconds: float) ->
     """Log in to each host that mpirun is going to reach by ssh; mpirun says neither which one failed nor why.
 
     Raises:
-        RunEndedError: ssh does not reach one, or not in so many seconds.
+        HostNotReachedError: ssh does not reach one, or not in so many seconds.
     """
     # In a job of SLURM, or with an agent of the user's own, mpirun does not use this ssh.
     if plan.backend != "openmpi" or "SLURM_JOB_ID" in environ or "OMPI_MCA_plm_rsh_agent" in environ:
@@ -357,7 +357,7 @@ def check_hosts(plan: LaunchPlan, environ: Mapping[str, str], seconds: float) ->
     names = [host.name for host in plan.cluster.hosts if host.name not in plan.local_hosts]
     started: list[subprocess.Popen[bytes]] = []
 
-    def reach(name: str) -> RunEndedError | None:
+    def reach(name: str) -> HostNotReachedError | None:
         ssh = subprocess.Popen(plan.ssh.reach(name, ("true",)), stdin=subprocess.DEVNULL)
         started.append(ssh)
         try:
@@ -380,8 +380,8 @@ def check_hosts(plan: LaunchPlan, environ: Mapping[str, str], seconds: float) ->
         raise faults[0]
 
 
-def make_ssh_error(name: str, *, is_late: bool = False) -> RunEndedError:
+def make_ssh_error(name: str, *, is_late: bool = False) -> HostNotReachedError:
     """Return the error for a host that ssh does not reach, or not in time; to start again at once would not help."""
     late = f"ssh did not reach the host in the time of {JOIN}, though it may be logged in"
     text = late if is_late else "ssh could not reach the host, or was refused; see its output above"
-    return RunEndedError(f"{name}: {text}, and `gaudi-run doctor --hosts`", ConfigurationError.exit_status)
+    return HostNotReachedError(f"{name}: {text}, and `gaudi-run doctor --hosts`", ConfigurationError.exit_status)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
 import signal
@@ -40,8 +39,6 @@ from gaudi_distributed.launch.processes import (
 
 # Time for the other ranks to end by themselves after one failed, and for all to end when told to.
 LEAVE_SECONDS, END_SECONDS = 10.0, 5.0
-# Time before the first restart; twice as long before each further one.
-RESTART_SECONDS, _MOST_RESTART_SECONDS = 5.0, 300.0
 # Time after which what does not end is given up.
 CUT_SECONDS = 20.0
 GUARD = str(Path(guard.__file__))
@@ -51,7 +48,6 @@ _NOT_THERE = (2, 126, 127)  # of a shell, or of Python, that does not find what 
 _MAX_FRAME, _READ = 1 << 20, 1 << 16
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TICK, _TELL_SECONDS, _OTHER_FILES = 0.05, 5.0, 64
-_pause = time.sleep
 
 
 class HostGuard:
@@ -101,7 +97,7 @@ class HostGuard:
         with self._sending, contextlib.suppress(BlockingIOError):
             self._unsent += line
             try:
-                while self._unsent and self.popen.stdin is not None:
+                while self._unsent and self.popen.stdin is not None and not self.popen.stdin.closed:
                     del self._unsent[: os.write(self.popen.stdin.fileno(), self._unsent)]
             except BrokenPipeError:
                 self._unsent.clear()
@@ -125,11 +121,19 @@ class HostGuard:
     def finish(self) -> None:
         """Wait until it has ended, and with it all that it started."""
         try:
-            self.popen.wait(CUT_SECONDS)
+            limit = time.monotonic() + CUT_SECONDS
+            while self._unsent and self.popen.poll() is None and time.monotonic() < limit:
+                self.tell(b"")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.popen.wait(_TICK)
+            self.popen.wait(max(0.0, limit - time.monotonic()))
         except subprocess.TimeoutExpired:  # ssh to a host that no longer answers
             self.popen.kill()
             self.popen.wait()
         self.join()
+        with self._sending:
+            if self.popen.stdin is not None:
+                self.popen.stdin.close()
 
     def join(self) -> None:
         """Wait until what was written is shown, unless something else still holds the pipe."""
@@ -234,7 +238,8 @@ class Running:
         if status < 0:
             return RunEndedError(f"{name}: ended by signal {-status}; {CONTINUE}", LOST)
         if status in self.process.refusals:
-            return RunEndedError(f"{name}: mpirun could not start the program; see its output above", _NO_INPUT)
+            text = f"mpirun could not start the program, or signal {status - 128} ended a rank; see its output above"
+            return RunEndedError(f"{name}: {text}", _NO_INPUT)
         return RunEndedError(f"{name}: ended with status {status}; see its output above", status)
 
 
@@ -311,6 +316,7 @@ def run_processes(
             first = _watch(running, asked, grace, coordinator)
         finally:
             finish_processes(running)
+            output.end()
     if first is not None:
         raise first.make_error()
 
@@ -419,32 +425,14 @@ def count_files(connections: int, here: int, there: int = 0, *, is_piped: bool) 
 
 
 def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = None) -> None:
-    """Run a launch, and copy its output to the log; where it ends with 75, all ranks start again as often as planned.
+    """Run a launch, and copy its output to the log.
 
     Raises:
         RunEndedError: says what ended it, with its exit status.
-        StoppedError: somebody asked for the end, so it is not started again.
+        StoppedError: somebody asked for the end.
     """
-    for note in launch.notes:
-        tell(note, log)
     for path, text in launch.files.items():
         write_file(path, text)
-    for restart in itertools.count(1):
-        try:
-            _start_once(launch, environ, log)
-            return
-        except StoppedError:
-            raise
-        except RunEndedError as error:
-            if error.exit_status != LOST or restart > launch.plan.max_restarts:
-                raise
-            seconds = min(RESTART_SECONDS * 2 ** (restart - 1), _MOST_RESTART_SECONDS)
-            tell(f"{error}", log)
-            tell(f"restart {restart} of {launch.plan.max_restarts} in {seconds:g} s", log)
-        _pause(seconds)
-
-
-def _start_once(launch: Launch, environ: Mapping[str, str], log: OutputLog | None) -> None:
     plan = launch.plan
     made: dict[str, str] = {}
     timeouts = read_timeouts(environ, plan.cluster.size)
