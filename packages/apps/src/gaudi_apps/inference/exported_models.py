@@ -231,7 +231,11 @@ def open_exported(
         return SavedModel(path, threads=threads)
     if name == "openvino":
         return OpenVINOModel.open(path, prepare, precision, threads)
-    return OnnxModel(path, prepare, threads) if name == "onnx" else TFLiteModel(path, prepare, threads)
+    if name == "onnx":
+        return OnnxModel(path, prepare, threads)
+    if name == "tflite":
+        return TFLiteModel(path, prepare, threads)
+    raise ValueError(f"{name!r} has a file, and nothing that opens it")
 
 
 def find_obstacle(name: ExportFormat, precision: ExportPrecision) -> str:
