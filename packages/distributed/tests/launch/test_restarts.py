@@ -50,7 +50,7 @@ def test_restarts(
 def test_pauses_grow_to_a_bound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(experiments, "RESTART_SECONDS", 100.0)
-    monkeypatch.setattr(experiments, "_pause", pauses.append)
+    monkeypatch.setattr(experiments, "_wait", lambda seconds, _: pauses.append(seconds))
     assert run(tmp_path, (75, 75, 75, 0), "--max_restarts", "3") == (0, 4)
     assert pauses == [100, 200, 300]
 

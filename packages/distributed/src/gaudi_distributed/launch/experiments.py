@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -219,14 +219,14 @@ def _start_again(launch: Launch, environ: Mapping[str, str], log: OutputLog | No
             if not may_succeed or restart > launch.plan.max_restarts:
                 raise
             seconds = min(RESTART_SECONDS * 2 ** (restart - 1), _MOST_RESTART_SECONDS)
-            tell(f"{error}", log)
-            tell(f"restart {restart} of {launch.plan.max_restarts} in {seconds:g} s", log)
-        _pause(seconds)
+            with catch_signals() as asked:
+                tell(f"{error}", log)
+                tell(f"restart {restart} of {launch.plan.max_restarts} in {seconds:g} s", log)
+                _wait(seconds, asked)
 
 
-def _pause(seconds: float) -> None:
-    """Wait for so long; StoppedError at the first signal that asks for the end."""
+def _wait(seconds: float, asked: Sequence[int]) -> None:
+    """Wait for so long, or until a signal asks for the end."""
     limit = time.monotonic() + seconds
-    with catch_signals() as asked:
-        while not asked and time.monotonic() < limit:
-            time.sleep(_TICK)
+    while not asked and time.monotonic() < limit:
+        time.sleep(_TICK)
