@@ -99,21 +99,22 @@ def test_ranks_that_neither_connect_nor_end_are_ended(
     wait_for_end(lambda: [pid for pid in below if Path(f"/proc/{pid}").exists()])
 
 
+def launch_script(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    script = folder / "script"
+    script.write_text(text)
+    script.chmod(0o755)
+    return subprocess.run([*LAUNCHER, str(script)], capture_output=True, text=True, check=False, timeout=SECONDS)
+
+
 def test_a_program_that_mpirun_cannot_execute_is_no_signal(tmp_path: Path) -> None:
     """A text without a first line that names what runs it: mpirun ends with a number that looks like signal 3."""
-    script = tmp_path / "script"
-    script.write_text("true\n")
-    script.chmod(0o755)
-    done = subprocess.run([*LAUNCHER, str(script)], capture_output=True, text=True, check=False, timeout=SECONDS)
+    done = launch_script(tmp_path, "true\n")
     assert done.returncode == 66
     assert done.stderr.splitlines()[-1].startswith("gaudi-run: error: ranks 0 ")
 
 
 def test_a_script_without_its_interpreter_is_named_before_the_start(tmp_path: Path) -> None:
-    script = tmp_path / "script"
-    script.write_text("#!/no/such/python\n")
-    script.chmod(0o755)
-    done = subprocess.run([*LAUNCHER, str(script)], capture_output=True, text=True, check=False, timeout=SECONDS)
+    done = launch_script(tmp_path, "#!/no/such/python\n")
     assert done.returncode == 66
     assert "'/no/such/python'" in done.stderr
     assert len(done.stderr.splitlines()) == 1

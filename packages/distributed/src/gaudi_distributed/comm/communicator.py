@@ -49,7 +49,7 @@ class Communicator(Protocol):
         """Return, on every rank, the content of each rank, by rank; contents may differ in length."""
 
     def gather_at_root(self, content: bytes) -> list[bytes]:
-        """Return, on rank 0, the content of each rank, by rank, and nothing on others, to which nothing is sent."""
+        """Return, on rank 0, the content of each rank, by rank; on others an empty list: nothing is sent to them."""
 
     def barrier(self) -> None:
         """Block until every rank has called it."""

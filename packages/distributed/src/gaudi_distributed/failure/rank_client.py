@@ -112,8 +112,8 @@ class RankClient:
     def set_progress(self, step: int, phase: str) -> None:
         """Report the number of steps done and the next phase; it takes microseconds and never blocks.
 
-        In a run of more than 64 ranks the report goes with the next heartbeat, so the step of a rank that was killed is
-        up to a second old. Once the run is over, the process ends here: what it would compute is not wanted.
+        In a run of more than 64 ranks the report goes with the next heartbeat, so the step that is named for a killed
+        rank may be as old as that. Once the run is over, the process ends here: what it would compute is not wanted.
 
         Phases are ``"start"``, ``"broadcast"``, ``"step"``, ``"evaluation"`` (at each batch), ``"scoring"``,
         ``"checkpoint"`` and ``"export"``. A training reports ``"start"`` first: it is over if no other report follows

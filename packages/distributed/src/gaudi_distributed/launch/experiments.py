@@ -1,4 +1,4 @@
-"""Run launches, again where they may succeed then, or one after another, each with a log and cleared page caches."""
+"""Run launches one after another, each with a log and cleared page caches; start one again where it ends with 75."""
 
 from __future__ import annotations
 
