@@ -27,6 +27,8 @@ IMAGES, SIDE = 5, 60
 COLOURS = {"blue": (255, 0, 0), "green": (0, 255, 0), "red": (0, 0, 255)}  # BGR
 # A run is kept after the former of these, and goes on to the latter.
 KEPT_STEPS, ALL_STEPS = 3, 5
+# Between the arguments of two runs of a program by one process, as small_programs.py takes them.
+THEN = "THEN"
 # Files of a run for people's eyes, which are not kept.
 LEFT_OUT = ("curves.png", "dataloader", "detections.json", "pictures", "summaries")
 _DETECTOR = ("--data_dir", "data/detection", "--batch_size", "2", "--lr_warmup_steps", "2", "--dtype", "fp32")
@@ -71,7 +73,7 @@ def write(folder: Path, sources: Sequence[Path]) -> None:
     shutil.copy(FOLDER / "small_programs.py", folder)
     make_data(folder, sources)
     for program in PROGRAMS:
-        train(program, KEPT_STEPS, folder, sources)
+        run(program, list_training(program, KEPT_STEPS), folder, sources)
         for left_out in LEFT_OUT:
             remove(folder / program / left_out)
         if program in EXPORTS:
@@ -93,11 +95,12 @@ def find_figures(program: str, folder: Path, sources: Sequence[Path]) -> dict[st
         ``evaluation``, the numbers of evaluation.json; ``detections``, sums of them where there are some; ``loss``, of
         each step after the kept ones; ``tensors``, the Euclidean norm of each tensor in the last checkpoint.
     """
-    mode = "val" if program == "ssd_mxnet_train" else "eval"
-    run(program, [*PROGRAMS[program][0], "--mode", mode, "--model_dir", program], folder, sources)
-    evaluation = json.loads((folder / program / "evaluation.json").read_text(encoding="utf-8"))
-    detections = read_detections(folder / program / "detections.json")
-    train(program, ALL_STEPS, folder, sources)
+    mode, evaluated = "val" if program == "ssd_mxnet_train" else "eval", folder / f"{program}-evaluated"
+    shutil.copytree(folder / program, evaluated)
+    evaluate = [*PROGRAMS[program][0], "--mode", mode, "--model_dir", evaluated.name]
+    run(program, [*evaluate, THEN, *list_training(program, ALL_STEPS)], folder, sources)
+    evaluation = json.loads((evaluated / "evaluation.json").read_text(encoding="utf-8"))
+    detections = read_detections(evaluated / "detections.json")
     rows = [json.loads(line) for line in (folder / program / "history.jsonl").read_text().splitlines()]
     return {
         "evaluation": {name: value for name, value in evaluation.items() if isinstance(value, int | float)},
@@ -145,10 +148,10 @@ def find_export_figures(exports: Path, image: Path) -> dict[str, dict[str, float
     }
 
 
-def train(program: str, steps: int, folder: Path, sources: Sequence[Path]) -> None:
-    """Train up to a number of steps."""
+def list_training(program: str, steps: int) -> list[str]:
+    """Return the arguments that train up to a number of steps."""
     flags, steps_flag = PROGRAMS[program]
-    run(program, [*flags, steps_flag, str(steps), "--model_dir", program], folder, sources)
+    return [*flags, steps_flag, str(steps), "--model_dir", program]
 
 
 def export(program: str, folder: Path, sources: Sequence[Path]) -> None:
@@ -158,7 +161,7 @@ def export(program: str, folder: Path, sources: Sequence[Path]) -> None:
 
 
 def run(program: str, arguments: Sequence[str], folder: Path, sources: Sequence[Path]) -> None:
-    """Run a program with its small network, from within the folder.
+    """Run a program with its small network, from within the folder; `THEN` begins the arguments of another run.
 
     Raises:
         RuntimeError: it failed.

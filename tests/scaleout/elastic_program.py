@@ -19,12 +19,12 @@ from failing_program import open_session  # type: ignore[import-not-found]
 from gaudi_apps import resnet_train
 from gaudi_apps.runtime.errors import FailureReporter
 from gaudi_apps.runtime.session import Session
-from gaudi_distributed.cluster.elastic import RendezvousClient
+from gaudi_distributed.cluster.rendezvous import RendezvousClient
 
 
 def main(fault: dict[str, Any], arguments: list[str]) -> None:
     Session.__init__ = open_session  # type: ignore[method-assign]
-    FailureReporter.at = lambda self, step, phase: begin(fault, step, phase)  # type: ignore[method-assign]
+    FailureReporter.at = lambda self, step, phase, images=0: begin(fault, step, phase)  # type: ignore[method-assign]
     resnet_train.main(arguments)
 
 

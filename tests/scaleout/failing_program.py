@@ -35,7 +35,12 @@ def main(fault: dict[str, Any], network: str, arguments: list[str]) -> None:
         Session.__init__ = open_session  # type: ignore[method-assign,assignment]
     if fault:
         report = RankClient.set_progress
-        RankClient.set_progress = lambda self, step, phase: fail_at(fault, report, self, step, phase)  # type: ignore[method-assign]
+
+        def report_and_fail(client: RankClient, step: int, phase: str, images: int = 0) -> None:
+            report(client, step, phase, images)
+            fail_at(fault, client, step, phase)
+
+        RankClient.set_progress = report_and_fail  # type: ignore[method-assign,assignment]
     resnet_train.main(arguments)
 
 
@@ -47,9 +52,8 @@ def open_session(self: Session, *arguments: Any) -> None:
     classifiers.build_classifier = build_small_classifier  # type: ignore[assignment]
 
 
-def fail_at(fault: dict[str, Any], report: Any, client: Any, step: int, phase: str) -> None:
-    """Report as a rank does, and then fail, or be late so that another one fails while it waits."""
-    report(client, step, phase)
+def fail_at(fault: dict[str, Any], client: Any, step: int, phase: str) -> None:
+    """Fail after a report, or be late so that another one fails while it waits."""
     if phase != fault["phase"] or fault["step"] not in (None, step) or fault.get("done"):
         return
     fault["done"] = True

@@ -80,7 +80,7 @@ def test_images_have_to_come_from_somewhere(ssd_mxnet_train: Callable[..., Any])
 def test_hosts_that_come_and_go_are_refused(
     ssd_mxnet_train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gaudi_distributed.cluster.elastic import WORKER
+    from gaudi_distributed.cluster.rendezvous import WORKER
 
     monkeypatch.setenv(WORKER, "0")
     done = ssd_mxnet_train()

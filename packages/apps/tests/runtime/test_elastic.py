@@ -20,8 +20,7 @@ from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.training.checkpoint import Checkpoint
 from gaudi_apps.training.recipe import Choice, Recipe
 from gaudi_datasets.errors import FlagError
-from gaudi_distributed.cluster.elastic import SCOPE, WORKER, RendezvousClient
-from gaudi_distributed.cluster.rendezvous import RendezvousServer
+from gaudi_distributed.cluster.rendezvous import SCOPE, WORKER, RendezvousClient, RendezvousServer
 
 Tell = Callable[[int, "dict[str, str] | None"], None]
 

@@ -11,8 +11,11 @@ import io
 import os
 import re
 import select
+import stat
 import sys
 import threading
+from collections.abc import Iterable
+from pathlib import Path
 from typing import IO, Any, TextIO
 
 MAX_ERROR = 400  # characters of an error as it is printed
@@ -20,7 +23,7 @@ MAX_LINE = 1 << 20  # bytes of another program's line that are held until it end
 _PIECE = re.compile(rb"[^\r\n]*(?:\r?\n|\r)|[^\r\n]+")
 _ENDS = (b"\n", b"\r")
 
-_faults: list[OSError] = []  # of standard output and standard error
+_faults: list[OSError] = []  # of standard output, standard error and logs
 
 
 class ConfigurationError(Exception):
@@ -186,7 +189,7 @@ def flush_output() -> None:
 
 
 def find_output_fault() -> OSError | None:
-    """Return why standard output or standard error did not take what was written; None if they did."""
+    """Return why standard output, standard error or a log did not take what was written; None if they did."""
     flush_output()
     return _faults[0] if _faults else None
 
@@ -260,17 +263,107 @@ class OutputLog:
                 self._end = b"\n"
 
 
-class Output:
-    """Write lines of ranks to the terminal, with the rank before each if they are tagged, and to a log."""
+# What `mpirun --tag-output` begins a line with: job, rank and stream.
+_MPI_TAG = re.compile(rb"\[\d+,(\d+)\]<std(?:out|err)>:")
 
-    def __init__(self, *, is_tagged: bool = False, log: OutputLog | None = None) -> None:
-        self._is_tagged, self._log = is_tagged, log
+
+class _LogFile(_Output):
+    """A log, which drops the rest once it takes nothing more; the fault has its name."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        super().__init__(descriptor, "a")
+        self._path = path
+
+    def write(self, content: Any) -> int:
+        """Write all bytes, and return their number."""
+        known = len(_faults)
+        count = super().write(content)
+        for fault in _faults[known:]:
+            fault.filename = str(self._path)
+        return count
+
+
+class RankLogs:
+    """Add what ranks print to files of theirs, `rank_R.log`, and what mpirun says itself to `launcher.log`.
+
+    A file that takes no more, as on a full disk, is the fault that `find_output_fault` returns; the run goes on.
+
+    Args:
+        folder: of the files; it is made.
+        ranks: whose files are opened at once; `open` opens another's.
+        begin: a line that begins what is added to each file.
+
+    Raises:
+        UnsafeError: what is there is no regular file.
+        OSError: a file cannot be opened.
+    """
+
+    def __init__(self, folder: Path, ranks: Iterable[int], begin: bytes) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._begin = folder, begin
+        self._ended = dict[str, int | None]()
+        self._files = dict[int | None, _LogFile]()
+        self._logs = dict[int | None, OutputLog]()
+        try:
+            for rank in (None, *ranks):
+                self.open(rank)
+        except BaseException:
+            self.close()
+            raise
+
+    def open(self, rank: int | None) -> None:
+        """Open the file of a rank, or of the launcher."""
+        self._files[rank] = _open_log(self._folder / ("launcher.log" if rank is None else f"rank_{rank}.log"))
+        self._logs[rank] = OutputLog(self._files[rank])
+        self._logs[rank].write(self._begin)
+
+    def write(self, rank: int | None, kind: str, line: bytes) -> bytes:
+        """Add a line, or a piece of one, and return it without mpirun's tag, which names the rank if it is None."""
+        if rank is None:
+            rank = self._ended.get(kind)
+            if (tag := _MPI_TAG.match(line)) is not None:
+                rank, line = int(tag[1]), line[tag.end() :]
+            # A piece without an end goes on without a tag.
+            self._ended[kind] = None if line.endswith(_ENDS) else rank
+        self._logs.get(rank, self._logs[None]).write(line, kind)
+        return line
+
+    def close(self) -> None:
+        """End the last lines, and close the files."""
+        for rank, file in self._files.items():
+            self._logs[rank].end()
+            file.close()
+
+
+def _open_log(path: Path) -> _LogFile:
+    """Open a regular file to add lines to."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        file = _LogFile(path, os.open(path, flags, 0o666))
+    except OSError as error:
+        if error.errno != errno.ELOOP:  # of a link
+            raise
+        raise UnsafeError(f"{path}: is a link", path=path, remedy="give another --log_dir") from None
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode):
+        file.close()
+        raise UnsafeError(f"{path}: is no regular file", path=path, remedy="give another --log_dir")
+    if found.st_size and os.pread(file.fileno(), 1, found.st_size - 1) not in _ENDS:  # of a launcher that was killed
+        file.write(b"\n")
+    return file
+
+
+class Output:
+    """Write lines of ranks to the terminal, with the rank before each if they are tagged, to a log, and to one each."""
+
+    def __init__(self, *, is_tagged: bool = False, log: OutputLog | None = None, logs: RankLogs | None = None) -> None:
+        self._is_tagged, self._log, self._logs = is_tagged, log, logs
         self._terminal = {"out": OutputLog(sys.stdout.buffer), "err": OutputLog(sys.stderr.buffer)}
 
     @property
     def is_piped(self) -> bool:
         """Return whether the output of processes has to pass this one."""
-        return self._is_tagged or self._log is not None
+        return self._is_tagged or self._log is not None or self._logs is not None
 
     def end(self) -> None:
         """End the line of standard error that a rank has not ended: the launcher's own lines follow."""
@@ -279,6 +372,9 @@ class Output:
     def write(self, rank: int | None, kind: str, line: bytes) -> None:
         """Write a line of a rank, or a piece of one, of standard output (kind `out`) or standard error."""
         tag = b"[%d] " % rank if self._is_tagged and rank is not None else b""
+        if self._logs is not None:
+            plain = self._logs.write(rank, kind, line)
+            line = line if self._is_tagged else plain
         self._terminal[kind].write(line, rank, tag)
         if self._log is not None:
             self._log.write(line, (rank, kind), tag)

@@ -7,8 +7,15 @@ import threading
 
 import pytest
 
-from gaudi_distributed.cluster.elastic import ADDRESS, PORT, SCOPE, WORKER, RendezvousClient, is_elastic
-from gaudi_distributed.cluster.rendezvous import RendezvousServer
+from gaudi_distributed.cluster.rendezvous import (
+    ADDRESS,
+    PORT,
+    SCOPE,
+    WORKER,
+    RendezvousClient,
+    RendezvousServer,
+    is_elastic,
+)
 from gaudi_distributed.errors import ConfigurationError, PeerLostError
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_distributed.failure.coordinator import FailureDetector
-from gaudi_distributed.failure.messages import Timeouts
+from gaudi_distributed.failure.messages import State, Timeouts
 
 TIMEOUTS = Timeouts(stall_seconds=10, join_seconds=60, start_seconds=200, first_seconds=120)
 
@@ -24,7 +24,7 @@ def pass_time(detector: FailureDetector, start: float, end: float, *, silent: in
     now = start
     while now < end:
         for rank in detector.present - {silent}:
-            detector.on_heartbeat(rank, 0, "start", 0, now)
+            detector.on_heartbeat(rank, State(0, "start", 0), now)
         if detector.check(now):
             return now
         now += 1
@@ -33,10 +33,10 @@ def pass_time(detector: FailureDetector, start: float, end: float, *, silent: in
 
 def reported(detector: FailureDetector, *states: tuple[int, str], count: int = 5, trains: bool = True) -> None:
     """Each rank reports its state so often, and the first one before that it trains."""
-    detector.on_heartbeat(0, 0, "start", int(trains), 0.0)
+    detector.on_heartbeat(0, State(0, "start", int(trains)), 0.0)
     for rank, (step, phase) in enumerate(states):
         for number in range(count):
-            detector.on_heartbeat(rank, step, phase, number + 2, 0.0)
+            detector.on_heartbeat(rank, State(step, phase, number + 2), 0.0)
 
 
 def test_first_of_several_deaths() -> None:
@@ -105,7 +105,7 @@ def test_nobody_was_silent_while_nobody_listened() -> None:
 def test_rank_that_was_heard_before_the_check_is_not_heard_in_the_future() -> None:
     detector = make_detector()
     assert pass_time(detector, 0, 5) is None
-    detector.on_heartbeat(2, 0, "start", 0, 1000.0)
+    detector.on_heartbeat(2, State(0, "start", 0), 1000.0)
     assert detector.check(1000.0) is None
     assert pass_time(detector, 1001, 1030, silent=2) == pytest.approx(1000 + 11, abs=1)
 
@@ -123,7 +123,7 @@ def test_standing_still_names_the_rank_that_is_furthest_behind() -> None:
 def _alive(detector: FailureDetector, now: float) -> bool:
     for rank in detector.present:
         state = detector._ranks[rank]
-        detector.on_heartbeat(rank, state.step, state.phase, state.reports, now)
+        detector.on_heartbeat(rank, State(state.step, state.phase, state.reports), now)
     return True
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gaudi_distributed.comm.horovod_wheel import Build, inspect_environment
 from gaudi_distributed.errors import ConfigurationError
-from gaudi_distributed.launch.horovod_wheel import Build, inspect_environment
 from gaudi_distributed.launch.install_horovod import PARTS, check_horovod
 
 MakeEnvironment = Callable[..., Path]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gaudi_distributed.comm.horovod_engine import lacks_headers
+from gaudi_distributed.comm.horovod_wheel import Environment, choose_frameworks, inspect_environment
 from gaudi_distributed.errors import ConfigurationError, MissingProgramError
-from gaudi_distributed.launch.horovod_wheel import Environment, choose_frameworks, inspect_environment
 
 MakeEnvironment = Callable[..., Path]
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_distributed.errors import ConfigurationError, MissingProgramError
-from gaudi_distributed.launch.horovod_wheel import (
+from gaudi_distributed.comm.horovod_wheel import (
     Build,
     Environment,
     build_wheel,
@@ -20,6 +19,7 @@ from gaudi_distributed.launch.horovod_wheel import (
     find_wheel,
     run_logged,
 )
+from gaudi_distributed.errors import ConfigurationError, MissingProgramError
 
 VERSIONS = {"tensorflow-cpu": "2.15.1", "mxnet": "1.9.1", "numpy": "1.23.5"}
 ENVIRONMENT = Environment(Path(sys.executable), "cp311", "x86_64", VERSIONS)

@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from gaudi_distributed.cluster.elastic import WORKER, RendezvousClient
+from gaudi_distributed.cluster.rendezvous import WORKER, RendezvousClient
 
 
 def main() -> int:

@@ -33,8 +33,8 @@ from gaudi_apps.training.recipe import Recipe, read_recipe
 from gaudi_datasets.arguments import FormerFlag, is_switch_on, read_switch, split_word
 from gaudi_datasets.errors import FlagError
 from gaudi_distributed import choose_device
-from gaudi_distributed.cluster.elastic import RendezvousClient, is_elastic
 from gaudi_distributed.cluster.rank_info import detect_rank, is_launched
+from gaudi_distributed.cluster.rendezvous import RendezvousClient, is_elastic
 from gaudi_ops.program import exit_on_error
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from gaudi_datasets.detection.coco import COCO_CATEGORIES
 from gaudi_datasets.errors import MissingInputError
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import Communicator, SingleProcess
-from gaudi_distributed.cluster.elastic import CYCLE_VARIABLE
+from gaudi_distributed.cluster.rendezvous import CYCLE_VARIABLE
 from gaudi_ops.program import say
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from gaudi_apps.cli.flags import DistributionFlags, HorovodFlags, ParityFlags, c
 from gaudi_apps.detection.config import AugmentationFlags, ImageFlags, WeightDecay, check_use
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
 from gaudi_datasets.errors import FlagError
-from gaudi_distributed.cluster.elastic import is_elastic
+from gaudi_distributed.cluster.rendezvous import is_elastic
 
 
 def choose_among(*choices: str, former: Mapping[str, str] | None = None) -> PrimitiveConstructorSpec[str]:

@@ -179,12 +179,12 @@ class FailureReporter:
         """Return who asks all ranks to save and end; empty: nobody does."""
         return "gaudi-run" if self._client is not None and self._client.stop_requested else ""
 
-    def at(self, step: int, phase: str) -> None:
-        """Report the number of steps done and the next phase, see `RankClient.set_progress`."""
+    def at(self, step: int, phase: str, images: int = 0) -> None:
+        """Report the number of steps done, the next phase, and images of a step, see `RankClient.set_progress`."""
         self._step = step
         self._phases.add(phase)
         if self._client is not None:
-            self._client.set_progress(step, phase)
+            self._client.set_progress(step, phase, images)
 
     def begin(self, phase: str) -> None:
         """Report the next phase after the same step."""

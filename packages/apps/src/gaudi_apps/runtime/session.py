@@ -35,7 +35,7 @@ from gaudi_apps.training.plan import find_recipe_version
 from gaudi_apps.training.recipe import parse_recipe
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_distributed import Communicator, SingleProcess, apply_environment
-from gaudi_distributed.cluster.elastic import RendezvousClient
+from gaudi_distributed.cluster.rendezvous import RendezvousClient
 from gaudi_distributed.comm.communicator import SumOfGroup, allreduce_within
 from gaudi_distributed.comm.opening import communication_environment, open_communicator, verify_consistent
 from gaudi_ops.files import open_regular_file, read_file, read_text

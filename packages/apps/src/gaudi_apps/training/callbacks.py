@@ -41,7 +41,7 @@ class Heartbeat(Callback):
 
     def on_step_begin(self, step: int) -> None:
         """Report that a step begins."""
-        self._reporter.at(step - 1, "step")
+        self._reporter.at(step - 1, "step", self.trainer.plan.global_batch)
 
     def on_evaluate_begin(self, step: int) -> None:
         """Report that an evaluation begins."""

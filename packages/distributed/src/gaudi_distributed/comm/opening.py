@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Literal, get_args
 
-from gaudi_distributed.cluster.elastic import ADDRESS as GLOO_ADDRESS
-from gaudi_distributed.cluster.elastic import CYCLE_VARIABLE, FUSION_VARIABLE
 from gaudi_distributed.cluster.hosts import FIRST_PORT
 from gaudi_distributed.cluster.rank_info import RankInfo, detect_rank, write_tf_config
+from gaudi_distributed.cluster.rendezvous import ADDRESS as GLOO_ADDRESS
+from gaudi_distributed.cluster.rendezvous import CYCLE_VARIABLE, FUSION_VARIABLE
 from gaudi_distributed.comm.communicator import BYTES_PER_MB, DEFAULT_MB, BucketConfig, Communicator, SingleProcess
 from gaudi_distributed.errors import ConfigurationError
 

@@ -10,9 +10,10 @@ import secrets
 import socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gaudi_distributed.errors import MessageError
 from gaudi_distributed.failure.messages import (
@@ -37,7 +38,7 @@ from gaudi_distributed.failure.messages import (
 
 # What the launcher sets for ranks: where the coordinator listens, and what to say to it.
 COORDINATOR, TOKEN = "GAUDI_RUN_COORDINATOR", "GAUDI_RUN_TOKEN"
-_HELLO_SECONDS = 5.0
+_HELLO_SECONDS, _STATE_SECONDS = 5.0, 2.0
 # Connections without the token: more than are accepted until those before them are heard, which is in the third turn of
 # the loop. The system holds all others.
 _STRANGERS, _ACCEPTED_IN_A_TURN, _BACKLOG = 256, 64, 1024
@@ -58,11 +59,13 @@ class Coordinator:
         awaits_starter: whether what starts the ranks ends them all for one that fails, and says so afterwards only, as
             mpirun does: while a rank has not joined, the loss of another is then not taken for the cause at once.
         settle_seconds: time that an uncertain error waits for the failure that it may follow from.
+        port: to listen on; 0: a free one.
+        on_state: called with `FailureDetector.describe` every two seconds, from a thread of its own, and at the end.
         on_cause: called once with the cause, from the coordinator's thread, after the ranks were told; not if the ranks
             took this process for lost, and reported that themselves.
 
     Raises:
-        OSError: the address is not one of this machine.
+        OSError: the address is not one of this machine, or the port is taken.
     """
 
     def __init__(
@@ -70,13 +73,16 @@ class Coordinator:
         size: int,
         *,
         address: str = "127.0.0.1",
+        port: int = 0,
         timeouts: Timeouts | None = None,
         hosts: Sequence[str] = (),
         awaits_starter: bool = False,
         settle_seconds: float = 1.0,
+        on_state: Callable[[dict[str, Any]], None] | None = None,
         on_cause: Callable[[FailureCause], None] = lambda cause: None,
     ) -> None:
         self.token = secrets.token_hex(32)
+        self._on_state = on_state
         self._size, self._address, self._timeouts, self._on_cause = size, address, timeouts or Timeouts(), on_cause
         self._cause: FailureCause | None = None
         self._over = threading.Event()
@@ -87,7 +93,7 @@ class Coordinator:
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._strangers: dict[asyncio.StreamWriter, str] = {}  # their addresses, the oldest first
         self._loop = asyncio.new_event_loop()
-        listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+        listener = socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
         self.port: int = listener.getsockname()[1]
         serving = asyncio.start_server(self._serve, sock=listener, limit=MAX_BYTES, backlog=_ACCEPTED_IN_A_TURN)
         self._server = self._loop.run_until_complete(serving)
@@ -140,7 +146,7 @@ class Coordinator:
         self._call(self._tell, Heartbeat(stop=True))
 
     def close(self) -> None:
-        """Stop listening; ranks that are still there take it for the loss of the launcher."""
+        """Stop listening; ranks that are still there take it for the loss of their launcher."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join()
@@ -165,12 +171,20 @@ class Coordinator:
 
     async def _watch(self) -> None:
         """Send a heartbeat and check for a failure, once per interval."""
+        write, stating, stated = self._on_state, None, 0.0
         while not self._closing.is_set():
             self._tell(Heartbeat())
             self._decide()
+            now = time.monotonic()
+            # A disk may be slow, for which no rank has to wait.
+            if write is not None and now - stated > _STATE_SECONDS and (stating is None or stating.done()):
+                stating, stated = self._loop.run_in_executor(None, write, self._detector.describe(now)), now
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), self._timeouts.heartbeat_seconds)
         self._server.close()
+        if write is not None and stating is not None:
+            await stating
+            await self._loop.run_in_executor(None, write, self._detector.describe(time.monotonic()))
         for _ in range(3):  # those that were accepted last have to begin, else asyncio shows a traceback of each
             await asyncio.sleep(0)
         others = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
@@ -224,7 +238,7 @@ class Coordinator:
         if rank not in self._detector.present:
             return
         if isinstance(message, State):
-            self._detector.on_heartbeat(rank, message.step, message.phase, message.reports, now)
+            self._detector.on_heartbeat(rank, message, now)
         elif isinstance(message, Failed):
             self._detector.on_failure(rank, message.status, message.text, now, certain=message.certain)
             self._loop.call_later(self._settle_seconds, self._decide)
@@ -260,6 +274,7 @@ _START = "start"
 # One report of it covers the whole: quantization may take an hour.
 _EXPORT, _EXPORT_FACTOR = "export", 4
 _MISSED_HEARTBEATS = 3
+_STEPS_OF_SPEED = 64
 # What mpirun may take to end its other ranks, and to say which one failed.
 _STARTER_SECONDS = 15.0
 
@@ -318,6 +333,8 @@ class FailureDetector:
         self._certain: FailureCause | None = None
         self._doubtful: tuple[float, FailureCause] | None = None
         self._stopped: FailureCause | None = None
+        self._steps = deque([(now, 0)], maxlen=_STEPS_OF_SPEED)  # when the run reached its last ones
+        self._images, self._saved = 0, -1
         self.left: set[int] = set()
         self.was_given_up = False
 
@@ -339,13 +356,17 @@ class FailureDetector:
         self._ranks[rank] = _Rank(host, heard=now, moved=now)
         return True
 
-    def on_heartbeat(self, rank: int, step: int, phase: str, reports: int, now: float) -> None:
+    def on_heartbeat(self, rank: int, told: State, now: float) -> None:
         """Note the progress of a rank, and the number of its reports."""
         state = self._ranks[rank]
         state.heard = now
-        if reports != state.reports:
-            state.seen[phase] = state.seen.get(phase, 0) + (reports - state.reports if phase == state.phase else 1)
-            state.step, state.phase, state.reports, state.moved = step, phase, reports, now
+        if told.reports != state.reports:
+            counted = told.reports - state.reports if told.phase == state.phase else 1
+            state.seen[told.phase] = state.seen.get(told.phase, 0) + counted
+            state.step, state.phase, state.reports, state.moved = told.step, told.phase, told.reports, now
+            self._images, self._saved = max(self._images, told.images), max(self._saved, told.saved)
+            if told.step > self._steps[-1][1]:
+                self._steps.append((now, told.step))
 
     def on_failure(self, rank: int, status: int, text: str, now: float, *, certain: bool) -> None:
         """Note an error of a rank; one that is not certain may follow from another rank's failure."""
@@ -407,6 +428,24 @@ class FailureDetector:
         """Return the failure once all ranks have left: one that `check` held back, or the request to stop."""
         doubtful = None if self._doubtful is None else self._doubtful[1]
         return self._certain or doubtful or self._stopped
+
+    def describe(self, now: float) -> dict[str, Any]:
+        """Return the state of the run as JSON values.
+
+        Returns:
+            ``ranks``: rank, host, step, phase, seconds since it was heard and since it went on, of those connected;
+            ``missing`` and ``left``: ranks; ``size``; ``step``: the furthest; ``steps_per_second`` over the last steps;
+            ``images``: of a step; ``saved``: step of the last checkpoint, -1: none; ``ended``: why.
+        """
+        ranks = [
+            [rank, each.host, each.step, each.phase, round(now - each.heard, 1), round(now - each.moved, 1)]
+            for rank, each in sorted(self._ranks.items())
+        ]
+        (first, start), (last, end) = self._steps[min(1, len(self._steps) - 1)], self._steps[-1]
+        ended = "" if (cause := self.conclude()) is None else cause.describe()
+        speed = {"step": end, "steps_per_second": (end - start) / (last - first) if last > first else 0.0}
+        lists = {"ranks": ranks, "missing": sorted(self.missing), "left": sorted(self.left)}
+        return lists | speed | {"size": self._size, "images": self._images, "saved": self._saved, "ended": ended}
 
     def _is_any_quiet(self, now: float) -> bool:
         """Return whether a rank misses heartbeats; it may be the one that others cannot reach."""

@@ -49,11 +49,21 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class State:
-    """The progress of a rank, sent with every heartbeat; `reports` counts the calls that reported it."""
+    """The progress of a rank, sent with every heartbeat.
+
+    Attributes:
+        step: steps done.
+        phase: what the rank is at.
+        reports: calls that reported progress.
+        images: of a step on all ranks; 0: not known.
+        saved: step of the last checkpoint of this process; -1: none yet.
+    """
 
     step: int
     phase: str
     reports: int
+    images: int = 0
+    saved: int = -1
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from gaudi_distributed.failure.messages import (
 _CONNECT_SECONDS = 15.0
 # In a run of more ranks progress goes with the heartbeats: the coordinator hears a thousand ranks, but not each step.
 _MOST_TELLING_EACH_STEP = 64
+_SAVING = "checkpoint"
 Announce = Callable[[str], None]
 
 
@@ -109,8 +110,10 @@ class RankClient:
         """Return whether the launcher asks all ranks to save and end; ranks learn of it at different steps."""
         return self._stop_requested
 
-    def set_progress(self, step: int, phase: str) -> None:
-        """Report the number of steps done and the next phase; it takes microseconds and never blocks.
+    def set_progress(self, step: int, phase: str, images: int = 0) -> None:
+        """Report the number of steps done, the next phase, and the images of a step on all ranks, where they are known.
+
+        It takes microseconds and never blocks.
 
         In a run of more than 64 ranks the report goes with the next heartbeat, so the step that is named for a killed
         rank may be as old as that. Once the run is over, the process ends here: what it would compute is not wanted.
@@ -124,7 +127,9 @@ class RankClient:
             if self._hosted is not None:  # the others have yet to hear of it
                 time.sleep(self._timeouts.leave_seconds)
             exit_now(self._cause.status)
-        self._state = State(step, phase, self._state.reports + 1)
+        before = self._state
+        saved = before.step if before.phase == _SAVING else before.saved
+        self._state = State(step, phase, before.reports + 1, images or before.images, saved)
         if self._rank_info.size <= _MOST_TELLING_EACH_STEP:
             self._send(self._state)
 

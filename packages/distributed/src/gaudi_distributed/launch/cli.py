@@ -13,8 +13,9 @@ from typing import Any, NoReturn
 from gaudi_distributed.errors import MAX_ERROR, find_output_fault, open_output, say, shorten
 from gaudi_distributed.launch.elastic import start_elastic
 from gaudi_distributed.launch.experiments import list_experiments, run_experiment
-from gaudi_distributed.launch.flags import DOCTOR, INSTALL_HOROVOD, PROGRAM, parse_flags
+from gaudi_distributed.launch.flags import DOCTOR, INSTALL_HOROVOD, PROGRAM, STATUS, parse_flags
 from gaudi_distributed.launch.schedulers import is_job_file, write_job_file
+from gaudi_distributed.launch.status import run_status
 
 _SOFTWARE, _IO, _STOPPED = 70, 74, 75
 
@@ -48,6 +49,8 @@ def launch(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             from gaudi_distributed.launch.install_horovod import run_install
 
             return run_install(arguments[1:], environ)
+        if list(arguments[:1]) == [STATUS]:
+            return run_status(arguments[1:])
         options = parse_flags(arguments)
         if is_job_file(options):
             write_job_file(options, environ)

@@ -16,9 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gaudi_distributed.cluster.elastic import HOROVOD_SCOPE, SCOPE
 from gaudi_distributed.cluster.hosts import RankAssignment, parse_hosts
-from gaudi_distributed.cluster.rendezvous import Rendezvous, RendezvousServer
+from gaudi_distributed.cluster.rendezvous import HOROVOD_SCOPE, SCOPE, Rendezvous, RendezvousServer
 from gaudi_distributed.devices.machine import LOOPBACK, allow_files, find_address, is_this_machine, name_limits
 from gaudi_distributed.errors import ConfigurationError, FlagError, Output, RunEndedError, say
 from gaudi_distributed.failure.messages import CONTINUE, JOIN, LOST, read_timeouts
@@ -36,6 +35,7 @@ from gaudi_distributed.launch.running import (
     start_processes,
     tell,
 )
+from gaudi_distributed.launch.status import open_logs, open_rendezvous
 
 # After these another worker would fail alike: flags, data, input, numbers, safety, configuration.
 _FINAL = frozenset({64, 65, 66, 70, 77, 78})
@@ -135,7 +135,7 @@ def start_elastic(options: Options, environ: Mapping[str, str]) -> None:
     # Hosts that come later reach this machine by the interface, also where there is none of them yet.
     interface = planned.plan.interface
     address = (None if interface is None else find_address(interface)) or planned.address
-    with name_limits("launcher"), RendezvousServer(address) as server:
+    with name_limits("launcher"), open_rendezvous(address, planned.plan.control_port) as server:
         rendezvous = Rendezvous(options.min_np, options.max_np)
         ElasticRun(planned.plan, hosts, rendezvous, server, environ, options.max_np).run()
 
@@ -163,7 +163,8 @@ class ElasticRun:
     ) -> None:
         self._plan, self._hosts, self._rendezvous, self._server = plan, hosts, rendezvous, server
         self._environ, self._most = environ, most
-        self._output = Output(is_tagged=plan.tag_output)
+        self._logs = None if plan.log_dir is None else open_logs(plan.log_dir, ())
+        self._output = Output(is_tagged=plan.tag_output, logs=self._logs)
         self._timeouts = read_timeouts(environ, most)
         self._patience = self._timeouts.stall_seconds
         self._running: dict[int, Running] = {}
@@ -186,6 +187,8 @@ class ElasticRun:
                 self._go_on(asked)
             finally:
                 finish_processes(self._running.values())
+                if self._logs is not None:
+                    self._logs.close()
 
     def _go_on(self, asked: Sequence[int]) -> None:
         seconds, cut_at, idle_since = math.inf, math.inf, time.monotonic()
@@ -286,6 +289,8 @@ class ElasticRun:
                     self._cut_off.add(host)
                     break
                 workers.append(plan_worker(self._plan, host, self._started, is_here=is_here))
+                if self._logs is not None:
+                    self._logs.open(self._started)
                 self._rendezvous.add(self._started, host)
                 self._awaited[self._started] = now
             made = self._server.environment

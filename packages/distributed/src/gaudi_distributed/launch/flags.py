@@ -18,11 +18,12 @@ from gaudi_distributed.launch.processes import BACKENDS, Backend
 
 PROGRAM = "gaudi-run"
 # Subcommands as the first word, elsewhere programs like any.
-DOCTOR, INSTALL_HOROVOD = "doctor", "install-horovod"
+DOCTOR, INSTALL_HOROVOD, STATUS = "doctor", "install-horovod", "status"
 _DESCRIPTION = """Start a program as several ranks: on this machine, on others over ssh, in SLURM or in Kubernetes.
 The program and its arguments follow the flags: gaudi-run --np 2 ssd_train --batch_size 8
 `gaudi-run doctor` checks this machine, or what a run needs; see gaudi-run doctor --help.
-`gaudi-run install-horovod` builds Horovod for TensorFlow or MXNet; see gaudi-run install-horovod --help."""
+`gaudi-run install-horovod` builds Horovod for TensorFlow or MXNet; see gaudi-run install-horovod --help.
+`gaudi-run status DIR` shows where the ranks of a run with --log_dir DIR are, and how fast they go."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Options:
     workdir: str | None
     slurm_script: str | None
     sbatch: tuple[str, ...]
+    requeue: int
     mpijob: str | None
     job_name: str | None
     job_cpus: int | None
@@ -68,6 +70,8 @@ class Options:
     job_ssh: str | None
     dry_run: bool
     tag_output: bool
+    log_dir: Path | None
+    control_port: int
     grace: float
     max_restarts: int
     debug: bool
@@ -188,6 +192,13 @@ def _count(text: str) -> int:
 
 def _count_or_zero(text: str) -> int:
     return 0 if text == "0" else _count(text)
+
+
+def _port(text: str) -> int:
+    """Return a port that has another one behind it, or 0."""
+    if text != "0" and not 1 <= _count(text) < 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1 to 65534")
+    return int(text)
 
 
 def _seconds(text: str) -> float:
@@ -330,6 +341,14 @@ def _add_containers(group: argparse._ArgumentGroup) -> None:
         "--sbatch", action="append", default=[], metavar="OPTION", help="option of sbatch, like --sbatch=--time=1:00:00"
     )
     group.add_argument(
+        "--requeue",
+        type=_count_or_zero,
+        default=0,
+        metavar="N",
+        help="have the job of --slurm_script queued again where it ends with 75, or at its limit of time, so often at "
+        "most; default: 0",
+    )
+    group.add_argument(
         "--mpijob", metavar="FILE", help="write an MPIJob of Kubernetes instead of running; -: to the terminal"
     )
     group.add_argument("--job_name", metavar="NAME", help="name of the job; default: that of the program")
@@ -354,6 +373,19 @@ def _add_pods(group: argparse._ArgumentGroup) -> None:
 def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--dry_run", action="store_true", help="show what would run, one argument per line, and exit")
     group.add_argument("--tag_output", action="store_true", help="begin each line of output with its rank")
+    group.add_argument(
+        "--log_dir",
+        type=Path,
+        metavar="DIR",
+        help="add what each rank prints to DIR/rank_R.log, too, and write what `gaudi-run status DIR` shows",
+    )
+    group.add_argument(
+        "--control_port",
+        type=_port,
+        default=0,
+        metavar="PORT",
+        help="port at which ranks of other hosts reach gaudi-run, and with Gloo the next one; default: free ones",
+    )
     group.add_argument(
         "--grace",
         type=_seconds,

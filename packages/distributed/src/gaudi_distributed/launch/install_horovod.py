@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gaudi_distributed.comm.horovod_engine import FRAMEWORKS, TITLES, Framework
-from gaudi_distributed.errors import ConfigurationError, MissingProgramError, say
-from gaudi_distributed.launch.flags import INSTALL_HOROVOD, PROGRAM, Parser, parse_subcommand
-from gaudi_distributed.launch.horovod_wheel import (
+from gaudi_distributed.comm.horovod_wheel import (
     HOROVOD,
     NOWHERE,
     Build,
@@ -27,6 +25,8 @@ from gaudi_distributed.launch.horovod_wheel import (
     inspect_environment,
     install_wheel,
 )
+from gaudi_distributed.errors import ConfigurationError, MissingProgramError, say
+from gaudi_distributed.launch.flags import INSTALL_HOROVOD, PROGRAM, Parser, parse_subcommand
 
 NAME = f"{PROGRAM} {INSTALL_HOROVOD}"
 _DESCRIPTION = f"""Build Horovod {HOROVOD} for an environment that has TensorFlow or MXNet, install it there, check it.

@@ -120,6 +120,8 @@ def plan_launch(options: Options, environ: Mapping[str, str]) -> Launch:
         interface=choices.choose_interface(options.interface, environ),
         mpi_root=choices.choose_mpi_root(options.mpi_root, environ),
         tag_output=options.tag_output,
+        log_dir=None if options.log_dir is None else options.log_dir.absolute(),
+        control_port=options.control_port,
         grace=options.grace,
         max_restarts=options.max_restarts,
         is_root=os.geteuid() == 0,

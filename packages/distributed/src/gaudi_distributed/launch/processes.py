@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from gaudi_distributed.cluster.elastic import ADDRESS, PORT, WORKER
 from gaudi_distributed.cluster.hosts import Cluster, RankAssignment, is_ipv6
 from gaudi_distributed.cluster.rank_info import write_tf_config
+from gaudi_distributed.cluster.rendezvous import ADDRESS, PORT, WORKER
 from gaudi_distributed.comm.opening import ENGINE_VARIABLE
 from gaudi_distributed.devices.machine import MPI_FOLDERS, Binding
 from gaudi_distributed.errors import ConfigurationError, HostNotReachedError, MissingProgramError
@@ -88,6 +88,8 @@ class LaunchPlan:
         interface: network interface, or subnet, between the hosts.
         mpi_root: where Open MPI is installed on all hosts; None: where it is found.
         tag_output: whether each line of output says its rank.
+        log_dir: folder of the logs of the ranks, and of their state.
+        control_port: port of the coordinator, before that of the rendezvous; 0: free ones.
         grace: seconds that ranks have to end after they were asked to.
         max_restarts: how often all ranks are started again where they end with 75.
         is_root: whether the user is root, which Open MPI has to be told.
@@ -106,6 +108,8 @@ class LaunchPlan:
     interface: str | None = None
     mpi_root: str | None = None
     tag_output: bool = False
+    log_dir: Path | None = None
+    control_port: int = 0
     grace: float = 30.0
     max_restarts: int = 0
     is_root: bool = False
@@ -240,7 +244,7 @@ def _plan(
 
 
 def plan_worker(plan: LaunchPlan, host: str, worker: int, *, is_here: bool) -> Process:
-    """Return a worker of an elastic run; it asks for its rank, see `gaudi_distributed.cluster.elastic`."""
+    """Return a worker of an elastic run; it asks for its rank, see `gaudi_distributed.cluster.rendezvous`."""
     variables = {
         ENGINE_VARIABLE: "horovod",
         WORKER: str(worker),
@@ -302,7 +306,7 @@ def plan_openmpi(plan: LaunchPlan) -> list[Process]:
         hosts,
         *binding,
         *reach,
-        *(("--tag-output",) if plan.tag_output else ()),
+        *(("--tag-output",) if plan.tag_output or plan.log_dir is not None else ()),
         *(word for name in exported for word in ("-x", name)),
         *plan.command,
     )

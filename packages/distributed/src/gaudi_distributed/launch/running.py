@@ -20,9 +20,16 @@ from pathlib import Path
 from typing import IO
 
 from gaudi_distributed.cluster.hosts import write_file
-from gaudi_distributed.cluster.rendezvous import RendezvousServer
 from gaudi_distributed.devices.machine import allow_files, name_limits, open_mpi_folders
-from gaudi_distributed.errors import LineSplitter, Output, OutputLog, RunEndedError, StoppedError, say
+from gaudi_distributed.errors import (
+    LineSplitter,
+    Output,
+    OutputLog,
+    RankLogs,
+    RunEndedError,
+    StoppedError,
+    say,
+)
 from gaudi_distributed.failure.coordinator import Coordinator
 from gaudi_distributed.failure.messages import CONTINUE, LOST, Timeouts, read_timeouts
 from gaudi_distributed.launch import guard
@@ -36,6 +43,7 @@ from gaudi_distributed.launch.processes import (
     make_order,
     make_ssh_error,
 )
+from gaudi_distributed.launch.status import open_coordinator, open_logs, open_rendezvous
 
 # Time for the other ranks to end by themselves after one failed, and for all to end when told to.
 LEAVE_SECONDS, END_SECONDS = 10.0, 5.0
@@ -152,8 +160,9 @@ class HostGuard:
 
     def _copy(self, kind: str, source: IO[bytes]) -> None:
         lines = LineSplitter()
-        while content := os.read(source.fileno(), _READ):
-            self._write(0, kind, lines.split(content))
+        with source:
+            while content := os.read(source.fileno(), _READ):
+                self._write(0, kind, lines.split(content))
         self._write(0, kind, lines.end())
 
     def _demultiplex(self, source: IO[bytes]) -> None:
@@ -296,6 +305,7 @@ def run_processes(
     grace: float,
     tags: bool = False,
     log: OutputLog | None = None,
+    logs: RankLogs | None = None,
     coordinator: Coordinator | None = None,
     timeouts: Timeouts,
 ) -> None:
@@ -303,14 +313,15 @@ def run_processes(
 
     `environ` has the values of what they forward, `made` of what is made for this run. SIGINT, SIGTERM and SIGHUP ask
     the ranks to save and end within `grace` seconds; only a second SIGINT ends them at once. With `tags`, a line of
-    output begins with its rank. A `log` gets all output, too. `coordinator` is that of the ranks, if it watches them.
+    output begins with its rank. A `log` gets all output, too, and `logs` that of each rank.
+    `coordinator` is that of the ranks, if it watches them.
     `timeouts` are as of `start_processes`.
 
     Raises:
         RunEndedError: a process failed, was killed or its host was lost, or the user asked for the end.
     """
     with catch_signals() as asked:
-        output = Output(is_tagged=tags, log=log)
+        output = Output(is_tagged=tags, log=log, logs=logs)
         running = start_processes(processes, environ, made, output, grace=grace, timeouts=timeouts)
         try:
             first = _watch(running, asked, grace, coordinator)
@@ -443,20 +454,14 @@ def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = No
     is_piped = plan.tag_output or log is not None
     allow_files(count_files(connections * launch.watches_ranks, here, there, is_piped=is_piped))
     with name_limits("launcher"), ExitStack() as stack:
-        coordinator = None
+        coordinator, logs = None, None
+        if plan.log_dir is not None:
+            logs = stack.enter_context(contextlib.closing(open_logs(plan.log_dir, range(plan.cluster.size))))
         if launch.watches_ranks:
-            coordinator = stack.enter_context(
-                Coordinator(
-                    plan.cluster.size,
-                    address=launch.address,
-                    timeouts=timeouts,
-                    hosts=[assigned.host for assigned in plan.cluster.assign_ranks()],
-                    awaits_starter=plan.backend == "openmpi",
-                )
-            )
+            coordinator = stack.enter_context(open_coordinator(launch, timeouts))
             made |= coordinator.environment
         if plan.backend == "gloo" and launch.watches_ranks:
-            made |= stack.enter_context(RendezvousServer(launch.address)).environment
+            made |= stack.enter_context(open_rendezvous(launch.address, plan.control_port)).environment
         check_hosts(plan, environ, timeouts.join_seconds)
         if plan.backend == "openmpi" and plan.is_local and launch.watches_ranks:
             made |= stack.enter_context(open_mpi_folders(environ))
@@ -468,6 +473,7 @@ def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = No
                 grace=plan.grace,
                 tags=plan.tag_output,
                 log=log,
+                logs=logs,
                 coordinator=coordinator,
                 timeouts=timeouts,
             )

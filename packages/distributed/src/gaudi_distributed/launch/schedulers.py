@@ -20,7 +20,7 @@ from gaudi_distributed.launch.flags import PROGRAM, Options, without_flags
 from gaudi_distributed.launch.planning import choose_forwarded
 from gaudi_distributed.launch.presets import Accelerator
 
-_JOB = ("--slurm_script", "--sbatch", "--mpijob", "--job_name", "--dry_run")
+_JOB = ("--slurm_script", "--sbatch", "--requeue", "--mpijob", "--job_name", "--dry_run")
 # What a pod has, by the names of Options.
 _POD = ("job_cpus", "job_memory", "job_shm", "job_hugepages", "job_ssh")
 
@@ -31,6 +31,8 @@ def is_job_file(options: Options) -> bool:
         raise FlagError("--slurm_script and --mpijob: give one of them", flag="--slurm_script")
     if options.sbatch and options.slurm_script is None:
         raise FlagError("--sbatch goes with --slurm_script", flag="--sbatch")
+    if options.requeue and options.slurm_script is None:
+        raise FlagError("--requeue goes with --slurm_script", flag="--requeue", remedy="or give --max_restarts")
     if options.job_name is not None and options.slurm_script is None and options.mpijob is None:
         raise FlagError("--job_name goes with --slurm_script or --mpijob", flag="--job_name")
     if options.mpijob is None and any(getattr(options, name) is not None for name in _POD):
@@ -126,13 +128,36 @@ def write_slurm_script(
         *((f"--gpus-per-node={slots}",) if accelerator == "gpu" else ()),
         *map(check_sbatch_option, options.sbatch),
     ]
+    given = {option.partition("=")[0] for option in options.sbatch}
+    # Before the limit of time, the shell of the job is told in time to save.
+    early = f"--signal=B:USR1@{round(options.grace) + _SECONDS_BEFORE_LIMIT}"
+    for option in (early, "--requeue", "--open-mode=append") if options.requeue else ():
+        sbatch += [] if option.partition("=")[0] in given else [option]
+    command = " \\\n    ".join([*(() if options.requeue else ("exec",)), *map(shlex.quote, inner)])
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in sbatch),
         "# gaudi-run takes hosts and slots from the variables of the job.",
-        " \\\n    ".join(["exec", *map(shlex.quote, inner)]),
+        _REQUEUE.format(command=command, most=options.requeue) if options.requeue else command,
     ]
     return "\n".join(lines) + "\n"
+
+
+_SECONDS_BEFORE_LIMIT = 30
+# Whoever ends or preempts a job signals its processes with SIGTERM, and queues it again or not. USR1 tells the shell
+# that the limit of time is near. What is left is a run that ended by itself, with 75 where it may go on.
+_REQUEUE = """\
+{command} &
+run=$! asked= heard=1
+trap 'asked=1 heard=1; kill -TERM "$run"' TERM
+trap 'heard=1; kill -TERM "$run"' USR1
+while [ -n "$heard" ]; do heard=; wait "$run"; status=$?; done  # a signal ends the wait
+again=${{SLURM_RESTART_COUNT:-0}}
+if [ "$status" = 75 ] && [ -z "$asked" ] && [ "$again" -lt {most} ]; then
+    sleep $((again < 6 ? 5 << again : 300))
+    scontrol requeue "$SLURM_JOB_ID"  # the same command continues from the last checkpoint
+fi
+exit "$status\""""
 
 
 _NAME = re.compile("[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
