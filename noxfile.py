@@ -128,9 +128,15 @@ def workers(session: nox.Session, alone: int = 2, beside_others: int = 1) -> tup
     return ("-n", str(number), "--dist", "worksteal") if number > 1 else ()
 
 
+def list_test_folders() -> list[str]:
+    """Return the folders of tests: of each package and of the root, or of those that tools/ci.py asks for."""
+    folders = {name: f"packages/{name}/tests" for name in PACKAGES} | {"tests": "tests"}
+    return [folders[name] for name in os.environ.get("CI_PARTS", "").split() or folders]
+
+
 def find_tests(mark: str) -> list[str]:
     """Return the test files that name a mark; to import all others takes a process half a minute, and finds nothing."""
-    files = sorted((*ROOT.glob("packages/*/tests/**/test_*.py"), *ROOT.glob("tests/**/test_*.py")))
+    files = [path for folder in list_test_folders() for path in sorted((ROOT / folder).glob("**/test_*.py"))]
     return [str(path.relative_to(ROOT)) for path in files if f"mark.{mark}" in path.read_text(encoding="utf-8")]
 
 
@@ -203,14 +209,8 @@ def realdata(session: nox.Session) -> None:
     if not Path(folder).is_dir() or not folder:
         session.error(f"REAL_DATA is {folder!r}, which is no folder; set it to the folder of real data")
     install_everything(session)
-    session.run(
-        "pytest",
-        "-m",
-        "realdata",
-        *find_tests("realdata"),
-        *session.posargs,
-        env={"REAL_DATA": str(Path(folder).resolve())},
-    )
+    variables = {"REAL_DATA": str(Path(folder).resolve())}
+    session.run("pytest", "-m", "realdata", *find_tests("realdata"), *session.posargs, env=variables)
 
 
 @nox.session
@@ -287,14 +287,8 @@ def scaleout(session: nox.Session) -> None:
     # Two files at a time, in the order of their names, because the file with the fewest tests, which xdist would start
     # last, is the longest. One beside other sessions: ranks that wait by Open MPI keep a processor busy.
     number = "1" if session.parallel or "CI_LANE" in os.environ else "2"
-    by_file = (
-        "-n",
-        number,
-        "--dist",
-        "loadfile",
-        "--no-loadscope-reorder",
-        *(("-m", "not whole") if is_short() else ()),
-    )
+    chosen = ("-m", "not whole") if is_short() else ()
+    by_file = ("-n", number, "--dist", "loadfile", "--no-loadscope-reorder", *chosen)
     session.run("pytest", "tests/scaleout", *(session.posargs or by_file))
 
 
@@ -345,7 +339,8 @@ def test_quickly(session: nox.Session, lane: str, *options: str) -> None:
     # process with TensorFlow, MXNet and OpenVINO of the oldest versions has crashed as it ended, after the summary.
     chosen = session.posargs or (*QUICK, *(workers(session) or ("-n", "1")))
     others = [f"--ignore=packages/apps/tests/{folder}" for folder in SHARED[lane] if is_short()]
-    session.run("pytest", "packages", "--hypothesis-profile=dev", *options, *others, *chosen)
+    folders = [folder for folder in list_test_folders() if folder != "tests"]
+    session.run("pytest", *folders, "--hypothesis-profile=dev", *options, *others, *chosen)
     if not session.posargs and not is_short():
         session.run("pytest", *SLOW, TRACKER_TESTS)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import re
 import runpy
 import subprocess
@@ -27,6 +28,9 @@ def ops(session):
 @nox.session
 def data(session):
     note("data")
+@nox.session
+def split(session):
+    note("split:" + os.environ["CI_PARTS"].replace(" ", "+"))
 @nox.session
 def broken(session):
     note("broken")
@@ -71,6 +75,9 @@ def run(ci: ModuleType, checkout: Path, tmp_path: Path) -> Callable[..., tuple[i
     lanes = {
         "ops": ci.Lane("ops", ("packages/ops",)),
         "data": ci.Lane("data", ("packages/datasets",), data=True),
+        "split": ci.Lane(
+            "split", parts={"one": ("packages/ops",), "two": ("packages/datasets",), "all": ("packages",)}
+        ),
         **{name: ci.Lane(name, ("packages/ops",)) for name in ("broken", "seeing")},
     }
 
@@ -95,6 +102,16 @@ def test_a_lane_runs_again_only_after_a_change_of_what_it_reads(
     (tmp_path / "real" / "photo.jpg").write_bytes(b"2")
     assert run() == (0, ["data"])
     assert run(CI_FULL="1") == (0, ["ops", "data"])
+
+
+def test_of_a_lane_of_parts_those_run_again_that_read_what_changed(
+    run: Callable[..., tuple[int, list[str]]], checkout: Path
+) -> None:
+    assert run("split") == (0, ["split:one+two+all"])
+    assert run("split") == (0, [])
+    (checkout / "packages/ops/src/a.py").write_text("2\n")
+    assert run("split") == (0, ["split:one+all"])
+    assert run("split", CI_FULL="1") == (0, ["split:one+two+all"])
 
 
 def test_a_lane_that_failed_runs_again(run: Callable[..., tuple[int, list[str]]]) -> None:
@@ -157,8 +174,43 @@ def test_real_data_that_are_missing_are_an_error(ci: ModuleType, checkout: Path,
 def test_every_lane_is_a_session(ci: ModuleType) -> None:
     defined = (ROOT / "noxfile.py").read_text(encoding="utf-8")
     assert [lane.session for lane in ci.LANES if f"\ndef {lane.session}(" not in defined] == []
-    read = [ROOT / path for lane in ci.LANES for path in (*lane.paths, *ci.COMMON)]
-    assert [path for path in read if not path.exists()] == []
+    read = [ROOT / path for lane in ci.LANES for path in (*lane.paths, *itertools.chain(*lane.parts.values()))]
+    assert [path for path in (*read, *map(ROOT.joinpath, ci.COMMON)) if not path.exists()] == []
+
+
+def test_a_lane_reads_the_scripts_that_its_session_runs(ci: ModuleType) -> None:
+    noxfile = (ROOT / "noxfile.py").read_text(encoding="utf-8")
+    for lane in ci.LANES:
+        (body,) = re.findall(rf"\ndef {lane.session}\(.*?\n\n\n", noxfile, re.DOTALL)
+        for script in re.findall(r"\btools/\w+\.\w+", body):
+            assert all({script, "."} & {*read} for read in (lane.parts or {"": lane.paths}).values())
+
+
+def test_parts_of_a_lane_are_all_of_its_tests(ci: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part has some: where it had none, pytest would run all that there are."""
+    noxfile = runpy.run_path(str(ROOT / "noxfile.py"))
+
+    def find_tests(session: str, part: str) -> list[str]:
+        monkeypatch.setenv("CI_PARTS", part)
+        folders: list[str] = noxfile["list_test_folders"]()
+        if session in ("slow", "realdata"):
+            return list(noxfile["find_tests"](session))
+        return [folder for folder in folders if folder != "tests"]
+
+    for lane in ci.LANES:
+        tests = [find_tests(lane.session, part) for part in lane.parts]
+        assert all(tests)
+        assert not lane.parts or sorted(itertools.chain(*tests)) == sorted(find_tests(lane.session, ""))
+
+
+def test_a_part_reads_its_package_and_those_that_it_needs(ci: ModuleType) -> None:
+    needed = runpy.run_path(str(ROOT / "noxfile.py"))["PACKAGES"]
+    for lane in ci.LANES:
+        for part, read in lane.parts.items():
+            folders = (
+                {f"packages/{name}" for name in (part, *needed[part])} if part in needed else {"packages", "tests"}
+            )
+            assert folders <= {*read} or {"packages", "."} & {*read}
 
 
 def test_what_a_lane_leaves_to_another_one_that_one_tests(monkeypatch: pytest.MonkeyPatch) -> None:

