@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -49,16 +50,27 @@ def expect(
     by_filters = np.zeros_like(filters, np.float64)
     padded = np.pad(inputs, [(0, 0), *pads, (0, 0)])
     channels, outputs = filters.shape[2], filters.shape[3] // groups
-    for row, column, group in np.ndindex(result.shape[1], result.shape[2], groups):
+    # Views with an axis of the groups, into which is added.
+    by_group, padded = (array.reshape(*array.shape[:3], groups, channels) for array in (by_inputs, padded))
+    by_filter, weights = (array.reshape(*array.shape[:3], groups, outputs) for array in (by_filters, filters))
+    for row, column in np.ndindex(result.shape[1], result.shape[2]):
         y, x = row * strides[0], column * strides[1]
-        window = np.s_[:, y : y + kernel[0], x : x + kernel[1], group * channels : (group + 1) * channels]
-        of_group = np.s_[..., group * outputs : (group + 1) * outputs]
-        slope = upstream[:, row, column][of_group]
-        by_inputs[window] += np.einsum("no,hwio->nhwi", slope, filters[of_group])
-        by_filters[of_group] += np.einsum("no,nhwi->hwio", slope, padded[window])
+        window = np.s_[:, y : y + kernel[0], x : x + kernel[1]]
+        slope = upstream[:, row, column].reshape(-1, groups, outputs)
+        by_group[window] += np.einsum("ngo,hwigo->nhwgi", slope, weights)
+        by_filter += np.einsum("ngo,nhwgi->hwigo", slope, padded[window])
     (top, bottom), (left, right) = pads
     by_inputs = by_inputs[:, top : by_inputs.shape[1] - bottom, left : by_inputs.shape[2] - right]
     return result, upstream, by_inputs, by_filters
+
+
+@functools.cache
+def expect_of_groups(
+    groups: int, strides: tuple[int, int], padding: Padding
+) -> tuple[tuple[Array, Array], tuple[Array, Array, Array, Array]]:
+    """Return what is convolved, and `expect` of it, once for all implementations."""
+    arrays = make_arrays(groups, (7, 5))
+    return arrays, expect(*arrays, groups, strides, padding)
 
 
 def compute(arrays: tuple[Array, Array], upstream: Array, dtype: Any = tf.float32, **arguments: Any) -> list[Array]:
@@ -84,8 +96,7 @@ def compute(arrays: tuple[Array, Array], upstream: Array, dtype: Any = tf.float3
 def test_values_and_gradients_are_the_references(
     groups: int, strides: tuple[int, int], padding: Padding, form: Form
 ) -> None:
-    arrays = make_arrays(groups, (7, 5))
-    result, upstream, by_inputs, by_filters = expect(*arrays, groups, strides, padding)
+    arrays, (result, upstream, by_inputs, by_filters) = expect_of_groups(groups, strides, padding)
     found = compute(arrays, upstream, groups=groups, strides=strides, padding=padding, implementation=form)
     for one, other in zip(found, (result, by_inputs, by_filters), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)

@@ -17,6 +17,7 @@ from gaudi_ops.tf import topk_mask
 Form = Literal["bisection", "sort"]
 SIGNATURE = [tf.TensorSpec([None, None], tf.float32), tf.TensorSpec([None], tf.int32)]
 traced_mask = tf.function(topk_mask, input_signature=SIGNATURE)
+traced_bfloat16_mask = tf.function(topk_mask, input_signature=[tf.TensorSpec([None, None], tf.bfloat16), SIGNATURE[1]])
 
 SPECIAL = np.array([-np.inf, np.inf, -0.0, 0.0, 1.0, -1.0, 1.5, 3e38, -3e38, 1e-45, -1e-45], np.float32).tolist()
 # NaN of either sign, which differ in what their bits are as integers.
@@ -98,7 +99,7 @@ def test_compiled_by_xla(form: Form) -> None:
 @settings(max_examples=30, deadline=None)
 def test_bfloat16_mask_is_the_references(case: tuple[npt.NDArray[Any], npt.NDArray[Any]]) -> None:
     values, k = tf.cast(case[0], tf.bfloat16), case[1]
-    np.testing.assert_array_equal(topk_mask(values, k), reference.topk_mask(tf.cast(values, tf.float32), k))
+    np.testing.assert_array_equal(traced_bfloat16_mask(values, k), reference.topk_mask(tf.cast(values, tf.float32), k))
 
 
 @pytest.mark.parametrize(("k", "count"), [(-1, 0), (0, 0), (1, 1), (6, 6), (7, 7), (8, 7), (2**31 - 1, 7)])

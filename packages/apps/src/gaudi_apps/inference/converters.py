@@ -222,7 +222,6 @@ def make_onnx(network: ExportedNetwork, *, resized: bool = False) -> Any:
     """
     require_onnx()
     import onnx
-    import tf2onnx
 
     def compute(images: Any) -> dict[str, Any]:
         if resized:
@@ -234,10 +233,31 @@ def make_onnx(network: ExportedNetwork, *, resized: bool = False) -> Any:
     logging.getLogger("tf2onnx").setLevel(logging.ERROR)
     traced = tf.function(compute, input_signature=[signature], autograph=False)
     with hold_stderr():
-        converted, _ = tf2onnx.convert.from_function(traced, input_signature=[signature], opset=ONNX_OPSET)
+        converted = _convert_traced(traced, signature)
     onnx.helper.set_model_props(converted, {"classes": json.dumps(network.list_classes())})
     onnx.checker.check_model(converted)
     return converted
+
+
+def _convert_traced(traced: Any, signature: Any) -> Any:
+    """Convert a traced function to ONNX; an optimizer of tf2onnx that fails is left out."""
+    from tf2onnx import constants, convert
+
+    name = constants.ENV_TF2ONNX_CATCH_ERRORS
+    kept = os.environ.get(name)
+    # tf2onnx copies the graph, with all weights, before each of its optimizers in case that fails, which takes a third
+    # of the conversion. Where the variable is set, it does not, and a failure ends the conversion.
+    os.environ[name] = "FALSE" if kept is None else kept
+    try:
+        return convert.from_function(traced, input_signature=[signature], opset=ONNX_OPSET)[0]
+    except Exception:
+        if kept is not None:
+            raise
+        del os.environ[name]
+        return convert.from_function(traced, input_signature=[signature], opset=ONNX_OPSET)[0]
+    finally:
+        if kept is None:
+            os.environ.pop(name, None)
 
 
 def require_onnx(wanted: str = "onnx") -> None:

@@ -27,15 +27,15 @@ def accepts_keras_tensors(*tensors: str) -> Callable[[Callable[P, Any]], Callabl
     """
 
     def decorate(function: Callable[P, Any]) -> Callable[P, Any]:
-        signature = inspect.signature(function)
-        _OPERATIONS[function.__name__] = function
-
+        @tf.autograph.experimental.do_not_convert  # which takes longer than to trace, and finds nothing to convert
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> Any:
             if not any(_is_keras_tensor(value) for value in (*args, *kwargs.values())):
                 return function(*args, **kwargs)
-            return _add_layer(function.__name__, tensors, signature.bind(*args, **kwargs).arguments)
+            arguments = inspect.signature(function).bind(*args, **kwargs).arguments
+            return _add_layer(function.__name__, tensors, arguments)
 
+        _OPERATIONS[function.__name__] = call
         return call
 
     return decorate

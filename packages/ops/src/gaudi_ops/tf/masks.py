@@ -90,7 +90,7 @@ def _order_keys(values: Any) -> Any:
 
 def _mask_by_bisection(keys: Any, k: Any) -> Any:
     wanted = tf.broadcast_to(tf.cast(k, tf.float32), tf.shape(keys)[:-1])
-    threshold = _kth_largest(keys, wanted)
+    threshold = (_kth_largest.python_function if tf.executing_eagerly() else _kth_largest)(keys, wanted)
     larger = keys > threshold
     tied = tf.equal(keys, threshold)
     room = wanted - _count(larger)
@@ -114,6 +114,8 @@ def _mask_by_rank(values: Any, k: Any) -> Any:
     return rank < k[..., tf.newaxis]
 
 
+# A function of its own, so that a second graph takes it as the first one has traced it.
+@tf.function(autograph=False)
 def _kth_largest(keys: Any, wanted: Any) -> Any:
     """Find the largest key [..., 1] that at least ``wanted`` [...] of the keys [..., n] of a row reach."""
     zero = tf.zeros(tf.shape(wanted), keys.dtype)[..., tf.newaxis]
