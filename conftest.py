@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import os
 import select
 import subprocess
@@ -37,6 +38,16 @@ with contextlib.suppress(ImportError):  # most packages have no tyro
 # TensorFlow leaves oneDNN's kernels off where a processor lacks AVX512_VNNI and the like. Without them it has neither
 # channels first nor gradients of groups there, with which ours are compared.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+
+# What is imported stays, so it is not looked through for garbage: not while it comes, nor in each test.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage from here on, among what the tests make."""
+    gc.freeze()
+    gc.enable()
+
 
 # It ends only what would never end, so it is far more than a busy machine takes.
 PATIENCE_SECONDS = 600.0

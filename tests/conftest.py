@@ -79,9 +79,9 @@ def trained_on_blood_cells(blood_cells: Path, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="session")
 def trained_on_photographs(photographs: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Train the smallest network of the program's for 12 steps in float32, and evaluate; no test changes the run."""
+    """Train the smallest network of the program's for 4 steps in float32, and evaluate; no test changes the run."""
     model_dir = tmp_path_factory.mktemp("photographs") / "run"
-    schedule = ["--batch_size", "4", "--steps", "12", "--base_lr", "0.032", "--lr_warmup_steps", "4"]
+    schedule = ["--batch_size", "4", "--steps", "4", "--base_lr", "0.032", "--lr_warmup_steps", "4"]
     paths: list[str | Path] = ["--data_dir", photographs, "--model_dir", model_dir]
     network = ["--backbone", "resnet18", "--dtype", "fp32"]
     output = run_module("gaudi_apps.ssd_train", *paths, *schedule, *network)

@@ -22,9 +22,10 @@ from tools.release import make_parser as make_release_parser
 
 from gaudi_distributed.doctor.cli import parse_flags as parse_doctor
 from gaudi_distributed.errors import FlagError
-from gaudi_distributed.launch.flags import DOCTOR, INSTALL_HOROVOD
+from gaudi_distributed.launch.flags import DOCTOR, INSTALL_HOROVOD, STATUS
 from gaudi_distributed.launch.flags import parse_flags as parse_launch
 from gaudi_distributed.launch.install_horovod import parse_flags as parse_install_horovod
+from gaudi_distributed.launch.status import parse_flags as parse_status
 from gaudi_models.weights.__main__ import make_parser as parse_weights
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -111,13 +112,13 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("documents")
     convert = "gaudi-datasets convert coco --annotations scenes/annotations/instances_{0}.json --images scenes/{0}"
-    train = "ssd_train --data_dir records --model_dir runs/cells"
+    run = "ssd_train --model_dir runs/cells --dtype fp32"
     for command in (
         "gaudi-datasets make-scenes --output_dir scenes --train 8 --val 2",
         f"{convert.format('train')} --output_dir records --split train",
         f"{convert.format('val')} --output_dir records --split val",
-        f"{train} --backbone resnet18 --dtype fp32 --batch_size 2 --steps 1 --no_evaluate",
-        f"{train} --dtype fp32 --mode export",
+        f"{run} --data_dir records --backbone resnet18 --batch_size 2 --steps 1 --no_evaluate",
+        f"{run} --mode export --inference scenes/val",
     ):
         program, *arguments = shlex.split(command)
         subprocess.run([Path(sys.executable).parent / program, *arguments], cwd=folder, check=True, timeout=600)
@@ -191,6 +192,7 @@ def test_command_in_documents_is_one(command: str, monkeypatch: pytest.MonkeyPat
         "python -m gaudi_models.weights a.pth",
         "gaudi-run doctor --batch_size 8",
         "gaudi-run install-horovod --with_torch",
+        "gaudi-run status --np 2",
         "python tools/release.py changelog",
         "curl example",
     ],
@@ -230,11 +232,9 @@ def check_launch(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> N
     """Fail unless the launcher's flags exist, and what they start is one of our programs, with flags that exist."""
     if "--help" in arguments:
         return
-    if arguments[0] == DOCTOR:
-        parse_doctor(arguments[1:])
-        return
-    if arguments[0] == INSTALL_HOROVOD:
-        parse_install_horovod(arguments[1:])
+    commands = {DOCTOR: parse_doctor, INSTALL_HOROVOD: parse_install_horovod, STATUS: parse_status}
+    if (parse := commands.get(arguments[0])) is not None:
+        parse(arguments[1:])
         return
     options = parse_launch(arguments)
     if options.command:

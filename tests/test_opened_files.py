@@ -43,10 +43,11 @@ ALLOWED = {
     ("gaudi_distributed/devices/machine.py", "_remove_left", "os.open"),
     *(("gaudi_distributed/errors.py", function, "os.open") for function in ("open_output", "write")),  # /dev/null
     ("gaudi_distributed/launch/experiments.py", "run_experiment", "open"),  # a log that grows
+    ("gaudi_distributed/errors.py", "_open_log", "os.open"),  # the same
     ("gaudi_distributed/doctor/engines.py", "_read_build", "read_text"),  # of an installed distribution
     # In the user's cache.
-    *(("gaudi_distributed/launch/horovod_wheel.py", "run_logged", name) for name in ("open", "read_bytes")),
-    *(("gaudi_distributed/launch/horovod_wheel.py", "build_wheel", name) for name in ("shutil.copy", "replace")),
+    *(("gaudi_distributed/comm/horovod_wheel.py", "run_logged", name) for name in ("open", "read_bytes")),
+    *(("gaudi_distributed/comm/horovod_wheel.py", "build_wheel", name) for name in ("shutil.copy", "replace")),
 }
 
 

@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-EVALUATED = 20
+EVALUATED = 8
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_figures_do_not_depend_on_the_batch_size(
 ) -> None:
     """They are those of one image at a time; other sizes divide the number of images, or leave some over.
 
-    Twenty images show it as well as all; the programs of the fixtures have evaluated all.
+    Eight images show it as well as all; the programs of the fixtures have evaluated all.
     """
     from gaudi_apps.detection.evaluator import DetectionEvaluator
     from gaudi_apps.training.checkpoint import CheckpointFolder

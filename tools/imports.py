@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,14 +50,15 @@ class Module:
         return self.name.partition(".")[0]
 
 
-def read_modules(root: Path) -> dict[str, Module]:
-    """Read every module below packages/*/src, by dotted name."""
+def read_modules(root: Path, parse: Callable[[str, str], ast.Module] = ast.parse) -> dict[str, Module]:
+    """Read every module below packages/*/src, by dotted name; `parse` gives the tree of a text and its path."""
     files = {name_module(path): path for path in sorted(root.glob("packages/*/src/**/*.py"))}
     modules = {}
     for name, path in files.items():
         text = path.read_text(encoding="utf-8")
-        tree = ast.parse(text, str(path))
-        found = [frozenset(find_imports(nodes, path, files)) for nodes in (ast.walk(tree), walk_used(tree), tree.body)]
+        tree = parse(text, str(path))
+        parts = (walk_statements(tree), walk_used(tree), tree.body)
+        found = [frozenset(find_imports(nodes, path, files)) for nodes in parts]
         modules[name] = Module(name, path, len(text.splitlines()), *found)
     return modules
 
@@ -69,12 +70,25 @@ def name_module(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+def walk_statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and the statements below it: no expression holds one, so nine of ten nodes need no look."""
+    yield node
+    for child in list_statements(node):
+        yield from walk_statements(child)
+
+
 def walk_used(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a node and all below it, but for what stands under `if TYPE_CHECKING`."""
+    """Yield a node and the statements below it, but for what stands under `if TYPE_CHECKING`."""
     yield node
     is_guard = isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
-    for child in node.orelse if isinstance(node, ast.If) and is_guard else ast.iter_child_nodes(node):
+    for child in node.orelse if isinstance(node, ast.If) and is_guard else list_statements(node):
         yield from walk_used(child)
+
+
+def list_statements(node: ast.AST) -> list[ast.AST]:
+    """Return the statements that a node holds itself, and those parts of it that hold some: `except` and `case`."""
+    blocks = ("body", "handlers", "orelse", "finalbody", "cases")
+    return [child for name in blocks for child in getattr(node, name, ())]
 
 
 def find_imports(nodes: Iterable[ast.AST], path: Path, files: Mapping[str, Path]) -> Iterator[str]:

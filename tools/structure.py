@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
+import gc
 import json
 import re
 import sys
@@ -21,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a script it is not started from the root
 
 from tools.glossary import find_hits  # noqa: E402
-from tools.imports import find_importers, find_longest_path, read_modules  # noqa: E402
+from tools.imports import find_importers, find_longest_path, read_modules, walk_statements  # noqa: E402
 from tools.training_path import find_indirect, read_paths  # noqa: E402
 
 LIMITS = Path("tools/structure.json")
@@ -58,20 +60,22 @@ class Sources:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.modules = read_modules(root)
+        self.parse = functools.cache(ast.parse)
+        self.modules = read_modules(root, self.parse)
         folders = ("packages", "tests", "tools", "benchmarks")
         paths = [*root.glob("*.py"), *(path for folder in folders for path in (root / folder).rglob("*.py"))]
         texts = {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in sorted(paths)}
         self.lines = {name: len(text.splitlines()) for name, text in texts.items()}
         self.texts = texts
-        self.trees = {name: ast.parse(text) for name, text in texts.items()}
+        trees = {name: self.parse(text, str(root / name)) for name, text in texts.items()}
+        self.statements = {name: list(walk_statements(tree)) for name, tree in trees.items()}
         self.tests = {name for name in texts if name.startswith("tests/") or "/tests/" in name}
         self.packaged = {name for name in texts if re.match(r"packages/\w+/src/", name)}
 
     def walk(self, names: Iterable[str]) -> Iterator[tuple[str, ast.AST]]:
-        """Yield each node of some files, with the file's name."""
+        """Yield each module and each statement of some files, with the file's name."""
         for name in sorted(names):
-            for node in ast.walk(self.trees[name]):
+            for node in self.statements[name]:
                 yield name, node
 
 
@@ -202,7 +206,7 @@ def _last_name(node: ast.expr) -> str:
 
 def measure_words(sources: Sources) -> list[Figure]:
     """Count places of words that `tools/glossary.py` lists, one a line and word."""
-    found = [str(hit) for hit in find_hits(sources.root)]
+    found = [str(hit) for hit in find_hits(sources.root, parse=sources.parse)]
     return [Figure("former words of the glossary", len(found), found)]
 
 
@@ -331,4 +335,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    gc.disable()  # millions of nodes are looked through for garbage, and stay until the end
     sys.exit(main())

@@ -11,16 +11,18 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import inspect
 import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any
+from types import CodeType, FrameType, ModuleType
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = Path("tools/training_paths.json")
@@ -29,7 +31,16 @@ _CLASSIFIER = ("--use_synthetic_data", "--image_size", "32", "--batch_size", "2"
 PROGRAMS: Mapping[str, Sequence[str]] = {
     "ssd_train": ("--use_fake_data", "--backbone", "resnet18", "--batch_size", "1", "--steps", "1", "--no_evaluate"),
     "resnet_train": (*_CLASSIFIER, "--model", "resnet18", "--train_steps", "1", "--skip_eval"),
-    "resnext_train": (*_CLASSIFIER, "--resnet_size", "50", "--max_train_steps", "1", "--disable_eval"),
+    "resnext_train": (
+        *_CLASSIFIER,
+        "--model_type",
+        "resnet",
+        "--resnet_size",
+        "18",
+        "--max_train_steps",
+        "1",
+        "--disable_eval",
+    ),
     "ssd_mxnet_train": ("--synthetic", "--batch-size", "1", "--steps", "1"),
 }
 STEP = "train_step"
@@ -74,19 +85,51 @@ def run_to_step(program: str, root: Path, written: Path) -> None:
     """Run a program in this process, and end it at its first step, once the path is written."""
     sources = {str(path) for path in root.glob("packages/*/src/**/*.py")}
 
-    # A trace function that returns none is called where functions begin, and nowhere else: a profile function would be
-    # called at each return too, and for each call of C.
-    def on_call(frame: FrameType, _: str, __: Any) -> None:
-        if frame.f_code.co_name == STEP and frame.f_code.co_filename in sources:
-            sys.settrace(None)
-            functions = list(name_functions(frame, sources, root))[::-1]
-            start = [name.rpartition(":")[::2] for name in functions].index((find_program(program, root), "main"))
-            written.write_text(json.dumps(functions[start:]), encoding="utf-8")
-            os._exit(0)
+    def write(step: CodeType, frame: FrameType | None) -> NoReturn:
+        functions = [name_function(step, root), *name_functions(frame, sources, root)][::-1]
+        start = [name.rpartition(":")[::2] for name in functions].index((find_program(program, root), "main"))
+        written.write_text(json.dumps(functions[start:]), encoding="utf-8")
+        os._exit(0)
 
+    sys.meta_path.insert(0, _StepFinder(sources, write))
     main = importlib.import_module(f"gaudi_apps.{program}").main
-    sys.settrace(on_call)
     main([*PROGRAMS[program], "--model_dir", "run"])
+
+
+class _StepFinder:
+    """Put a function in the place of each train step, in the classes of modules of ours, as Python imports them.
+
+    To trace all calls until one is the step takes several times as long as the program itself.
+
+    Args:
+        sources: the files of the modules.
+        write: called in place of the step, with its code and its caller.
+    """
+
+    def __init__(self, sources: set[str], write: Callable[[CodeType, FrameType | None], NoReturn]) -> None:
+        self._sources, self._write = sources, write
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a module as Python does; Python calls this for each import."""
+        spec = PathFinder.find_spec(name, path, target) if name.startswith("gaudi_") else None
+        if spec is None or spec.origin not in self._sources or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_replace(module: ModuleType) -> None:
+            execute(module)
+            for each in vars(module).values():
+                if isinstance(each, type) and each.__module__ == name and inspect.isfunction(vars(each).get(STEP)):
+                    self._replace(each)
+
+        spec.loader.exec_module = execute_and_replace  # type: ignore[method-assign]
+        return spec
+
+    def _replace(self, owner: type) -> None:
+        code = vars(owner)[STEP].__code__
+        setattr(owner, STEP, lambda *_, **__: self._write(code, sys._getframe(1)))
 
 
 def find_program(program: str, root: Path) -> str:
@@ -99,8 +142,13 @@ def name_functions(frame: FrameType | None, sources: set[str], root: Path) -> It
     while frame is not None:
         code = frame.f_code
         if code.co_filename in sources and (not code.co_name.startswith("<") or code.co_name == LAMBDA):
-            yield f"{Path(code.co_filename).relative_to(root).as_posix()}:{qualify(code)}"
+            yield name_function(code, root)
         frame = frame.f_back
+
+
+def name_function(code: CodeType, root: Path) -> str:
+    """Return the function that a code is of, as "path/below/root.py:Class.function"."""
+    return f"{Path(code.co_filename).relative_to(root).as_posix()}:{qualify(code)}"
 
 
 def qualify(code: CodeType) -> str:

@@ -1,5 +1,6 @@
 """Run a program with a network that costs next to nothing: `python small_programs.py PROGRAM ARGUMENTS...`.
 
+`THEN` among the arguments begins those of another run by the same process, which comes after a run that has succeeded.
 It works with the packages of this version and of the former one, for it exchanges the networks as their modules are
 imported, and knows nothing else of either.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -108,4 +110,11 @@ class ExchangeNetworks:
 if __name__ == "__main__":
     sys.meta_path.insert(0, ExchangeNetworks)
     program, *arguments = sys.argv[1:]
-    importlib.import_module(f"gaudi_apps.{program}").main(arguments)
+    main = importlib.import_module(f"gaudi_apps.{program}").main
+    for is_then, run in itertools.groupby(arguments, "THEN".__eq__):
+        if not is_then:
+            try:
+                main([*run])
+            except SystemExit as end:
+                if end.code:
+                    raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 from collections.abc import Callable
@@ -74,6 +75,25 @@ class Assembly:
 @pytest.fixture(scope="session")
 def assembly() -> Callable[[Any], bytes]:
     return Assembly()
+
+
+@pytest.fixture(scope="session")
+def classifier() -> Callable[[str], Any]:
+    """Return the function that builds a classifier of images of 96 pixels once for all; no test changes one.
+
+    Those of the quick tests are kept; deeper ones, of slow tests, take more memory than is worth their time.
+    """
+    from gaudi_models.classifiers import build_classifier
+
+    return functools.lru_cache(maxsize=4)(lambda name: build_classifier(name, image_size=96))
+
+
+@pytest.fixture(scope="session")
+def detector() -> Callable[[int], Any]:
+    """Return the function that builds a detector of COCO's classes, of a depth, once for all; no test changes one."""
+    from gaudi_models.ssd import build_ssd
+
+    return functools.cache(lambda depth: build_ssd(81, depth=depth))
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,18 @@ def count_trainable(model: Any) -> int:
 
 def noise(batch: int = 2, size: int = 32) -> Any:
     return np.random.default_rng(0).normal(size=[batch, size, size, 3]).astype(np.float32)
+
+
+@functools.cache
+def build_small() -> Any:
+    """Build the smallest network once for all; tests may change its weights, and nothing else of it."""
+    return build_classifier("resnet18", 5, image_size=32)
+
+
+@functools.cache
+def build_dropping() -> Any:
+    """Build a network with dropout once for all; tests may change its moving statistics alone."""
+    return build_classifier("resnet18", 1000, image_size=64, dropout=0.5)
 
 
 @pytest.mark.slow
@@ -45,8 +59,8 @@ def test_parameters_and_shapes_are_the_published_ones(name: str, parameters: int
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnext50"])
-def test_convolutions_are_the_listed_ones(name: str) -> None:
-    model = build_classifier(name, image_size=96)
+def test_convolutions_are_the_listed_ones(name: str, classifier: Callable[[str], Any]) -> None:
+    model = classifier(name)
     built = sorted(
         (layer.kernel_size[0], int(np.prod(layer.kernel.shape)), layer.output.shape[1], layer.groups)
         for layer in model.layers
@@ -78,8 +92,8 @@ def test_logits_and_features_are_float32_in_any_precision(name: str) -> None:
     np.testing.assert_allclose(model(noise()), feature_extractor(model)(noise()) @ kernel, atol=1e-5)
 
 
-def test_weights_start_as_the_recipe_says() -> None:
-    model = build_classifier("resnet50", image_size=32)
+def test_weights_start_as_the_recipe_says(classifier: Callable[[str], Any]) -> None:
+    model = classifier("resnet50")
     kernel = model.get_layer("logits").kernel.numpy()
     assert kernel.std() == pytest.approx(0.01, rel=0.01)
     wide = model.get_layer("stage3_block2_conv2").kernel.numpy()
@@ -91,7 +105,7 @@ def test_weights_start_as_the_recipe_says() -> None:
 
 
 def test_gradient_reaches_every_variable() -> None:
-    model = build_classifier("resnet18", 3, image_size=64, dropout=0.2)
+    model = build_dropping()
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.square(model(noise(4, 64), training=True)))
     gradients = tape.gradient(loss, model.trainable_weights)
@@ -100,10 +114,10 @@ def test_gradient_reaches_every_variable() -> None:
 
 
 def test_dropout_drops_features_in_training_only() -> None:
-    model = build_classifier("resnet18", 1000, image_size=32, dropout=0.5)
-    np.testing.assert_array_equal(model(noise()), model(noise()))
-    assert not np.array_equal(model(noise(), training=True), model(noise(), training=True))
-    assert "dropout" not in {layer.name for layer in build_classifier("resnet18", 5, image_size=32).layers}
+    model, images = build_dropping(), noise(size=64)
+    np.testing.assert_array_equal(model(images), model(images))
+    assert not np.array_equal(model(images, training=True), model(images, training=True))
+    assert "dropout" not in {layer.name for layer in build_small().layers}
 
 
 def test_frozen_is_all_but_the_head() -> None:
@@ -116,7 +130,7 @@ def test_frozen_is_all_but_the_head() -> None:
 
 
 def test_features_share_their_weights() -> None:
-    model = build_classifier("resnet18", 5, image_size=32)
+    model = build_small()
     features = feature_extractor(model)
     before = features(noise())
     model.get_layer("conv1").kernel.assign(model.get_layer("conv1").kernel * -1.0)
@@ -124,7 +138,7 @@ def test_features_share_their_weights() -> None:
 
 
 def test_a_model_is_saved_and_loaded_by_keras(tmp_path: Path) -> None:
-    model = build_classifier("resnet18", 5, image_size=32)
+    model = build_small()
     model.save(tmp_path / "model.keras")
     np.testing.assert_allclose(keras.models.load_model(tmp_path / "model.keras")(noise()), model(noise()), atol=1e-6)
 

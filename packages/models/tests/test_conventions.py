@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gaudi_models.classifiers import build_classifier
 from gaudi_models.weights.contents import RawWeights
 from gaudi_models.weights.names import translate_names
 
@@ -17,11 +15,8 @@ Shapes = Iterator[tuple[str, tuple[int, ...]]]
 BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 
-@functools.cache
-def name_variables(network: str) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a network's variables by name; it is built once."""
-    variables = build_classifier(network, image_size=32).variables
-    return {variable.name.removesuffix(":0"): tuple(variable.shape) for variable in variables}
+def name_variables(model: Any) -> dict[str, tuple[int, ...]]:
+    return {variable.name.removesuffix(":0"): tuple(variable.shape) for variable in model.variables}
 
 
 def make_raw(shapes: dict[str, tuple[int, ...]]) -> RawWeights:
@@ -70,9 +65,9 @@ def list_torchvision(depth: int, groups: int = 1) -> Shapes:
         pytest.param("resnet152", 152, 1, marks=pytest.mark.slow),
     ],
 )
-def test_torchvision(name: str, depth: int, groups: int) -> None:
+def test_torchvision(name: str, depth: int, groups: int, classifier: Callable[[str], Any]) -> None:
     weights = translate_names("x", make_raw(dict(list_torchvision(depth, groups))))
-    expected = name_variables(name)
+    expected = name_variables(classifier(name))
     assert {name: tensor.shape for name, tensor in weights.tensors.items()} == expected
     assert (weights.padding, set(weights.skipped.values())) == ("symmetric", {"batch count"})
 
@@ -101,11 +96,11 @@ def list_original_resnet50() -> Shapes:
     yield "fc1000/bias", (1001,)
 
 
-def test_the_original_resnet50() -> None:
+def test_the_original_resnet50(classifier: Callable[[str], Any]) -> None:
     shapes = dict(list_original_resnet50())
     slots = {f"SGD/{name}/momentum": shape for name, shape in shapes.items() if "moving" not in name}
     weights = translate_names("x", make_raw(shapes | slots | {"save_counter": (), "SGD/learning_rate": ()}))
-    expected = name_variables("resnet50")
+    expected = name_variables(classifier("resnet50"))
     assert {name: tensor.shape for name, tensor in weights.tensors.items()} == expected
     assert (weights.padding, weights.source) == ("symmetric_stem", "x (test, the original ResNet-50's names)")
     # Its labels begin at 0, so the output that is no class is the last.
@@ -155,12 +150,12 @@ def list_original_resnext(depth: int, groups: int) -> Shapes:
         pytest.param("resnet50", 50, 1, marks=pytest.mark.slow),
     ],
 )
-def test_the_original_resnext(name: str, depth: int, groups: int) -> None:
+def test_the_original_resnext(name: str, depth: int, groups: int, classifier: Callable[[str], Any]) -> None:
     shapes = dict(list_original_resnext(depth, groups))
     slots = {f"{name}/Momentum": shape for name, shape in shapes.items() if "moving" not in name}
     raw = make_raw(shapes | slots | {"global_step": ()})
     weights = translate_names("x", raw)
-    model = name_variables(name)
+    model = name_variables(classifier(name))
     assert {name: tensor.shape for name, tensor in weights.tensors.items()} == model
     assert (weights.padding, weights.source) == ("same", "x (test, the original ResNeXt's names)")
     # Its labels begin at 1, so the output that is no class is the first.

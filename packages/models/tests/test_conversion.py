@@ -11,7 +11,7 @@ import pytest
 
 from gaudi_models.errors import WeightsError
 from gaudi_models.padding import PADDING_RULES
-from gaudi_models.weights import WeightsMetadata, read_weights
+from gaudi_models.weights import WeightsMetadata, __main__, read_weights
 from gaudi_models.weights.contents import write_tensors
 from gaudi_models.weights.reading import convert_weights
 
@@ -23,6 +23,16 @@ OURS = {"conv1/kernel": KERNEL.transpose(2, 3, 1, 0), "conv1_bn/gamma": np.ones(
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gaudi_models.weights", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=600)
+
+
+def run_here(*arguments: object) -> int:
+    """Run the program within this process, and return its exit status."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["weights", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            __main__.main()
+    assert isinstance(end.value.code, int)
+    return end.value.code
 
 
 def assert_is(path: Path, metadata: WeightsMetadata) -> None:
@@ -67,23 +77,25 @@ def test_a_padding_that_is_not_known_has_to_be_given(tmp_path: Path) -> None:
     assert_is(target, WeightsMetadata("same"))
 
 
-def test_what_is_wrong_is_told_in_a_line(tmp_path: Path) -> None:
+def test_what_is_wrong_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hostile, damaged = tmp_path / "hostile.pickle", tmp_path / "damaged.pth"
     hostile.write_bytes(b"cos\nsystem\n(S'touch canary'\ntR.")
     damaged.write_bytes(b"PK\x03\x04")
     good = tmp_path / "good.pickle"
     good.write_bytes(pickle.dumps(TORCH))
+    done = run(hostile, tmp_path / "x")  # what should not run is kept out of this process
+    told = [(77, "os.system", done.returncode, done.stdout, done.stderr)]
     for status, arguments, words in (
-        (77, (hostile, tmp_path / "x"), "os.system"),
         (66, (tmp_path / "none.pth", tmp_path / "x"), "none.pth"),
         (65, (damaged, tmp_path / "x"), "damaged.pth"),
         (65, (good, good), "good.pickle"),
         (74, (good, tmp_path / "no" / "x"), str(tmp_path / "no" / "x")),
         (64, (good,), "target"),
     ):
-        done = run(*arguments)
-        assert done.returncode == status, done.stderr
-        assert words in done.stderr.splitlines()[-1]
-        assert "Traceback" not in done.stderr
-        assert done.stdout == ""
+        told.append((status, words, run_here(*arguments), *capsys.readouterr()))
+    for status, words, found, out, err in told:
+        assert found == status, err
+        assert words in err.splitlines()[-1]
+        assert "Traceback" not in err
+        assert out == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged.pth", "good.pickle", "hostile.pickle"]

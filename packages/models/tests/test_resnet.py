@@ -14,11 +14,15 @@ from gaudi_models.resnet import BATCH_NORM_EPSILON, BATCH_NORM_MOMENTUM, ResNetB
 from gaudi_ops.tf.keras_api import keras
 
 
+def build(**arguments: Any) -> Any:
+    """Build a network, which no test changes, once for all that are equal."""
+    return build_backbone(ResNetBackbone(**arguments))
+
+
 @functools.cache
-def build(size: int = 64, **arguments: Any) -> Any:
-    """Build a network, which no test changes, once for all."""
-    images = keras.Input([size, size, 3], name="images")
-    return keras.Model(images, ResNetBackbone(**arguments)(images))
+def build_backbone(backbone: ResNetBackbone) -> Any:
+    images = keras.Input([64, 64, 3], name="images")
+    return keras.Model(images, backbone(images))
 
 
 def between(model: Any, first: str, last: str) -> Any:

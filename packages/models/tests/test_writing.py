@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,15 @@ def build() -> Any:
     return model
 
 
+@functools.cache
+def build_once() -> Any:
+    """Build a network that no test changes once for all."""
+    return build()
+
+
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    first, second = build(), build()
+    first, second = build_once(), build()
     write_weights(first, path, metadata=METADATA)
     weights = read_weights(path)
     assert (weights.metadata, weights.padding) == (METADATA, "symmetric")
@@ -60,14 +67,14 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("os.fsync", fill_disk)
     with pytest.raises(OSError, match=r"No space") as caught:
-        write_weights(build(), path, metadata=METADATA)
+        write_weights(build_once(), path, metadata=METADATA)
     assert caught.value.filename == str(path)
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("model.safetensors", b"before")]
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="nothing"):
-        write_weights(build(), tmp_path / "nothing" / "x", metadata=METADATA)
+        write_weights(build_once(), tmp_path / "nothing" / "x", metadata=METADATA)
 
 
 def test_equal_weights_make_equal_files(tmp_path: Path) -> None:

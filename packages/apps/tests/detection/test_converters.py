@@ -20,6 +20,7 @@ from gaudi_apps.detection.detector import (
 from gaudi_apps.inference.converters import (
     decode_pixels,
     hold_stderr,
+    make_onnx,
     require_onnx,
     run_exported,
     to_float32,
@@ -81,6 +82,34 @@ def test_onnx_finds_what_the_network_finds(
         "red",
         "blue",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", [None, "FALSE"])
+def test_an_optimizer_of_onnx_that_fails_is_left_out_unless_the_user_says_otherwise(
+    small_network: Any, monkeypatch: pytest.MonkeyPatch, chosen: str | None
+) -> None:
+    from tf2onnx import optimizer
+
+    failed: list[object] = []
+
+    def fail(*given: object) -> None:
+        failed.append(given)
+        raise ArithmeticError("planted")
+
+    monkeypatch.delenv("TF2ONNX_CATCH_ERRORS", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("TF2ONNX_CATCH_ERRORS", chosen)
+    monkeypatch.setattr(optimizer.IdentityOptimizer, "optimize", fail)
+    network = DetectorExport(small_network(3), CATEGORIES)
+    if chosen is None:
+        assert {*FIELDS} <= {output.name for output in make_onnx(network).graph.output}
+        assert len(failed) > 1  # first where it ends the conversion
+    else:
+        with pytest.raises(ArithmeticError, match="planted"):
+            make_onnx(network)
+        assert len(failed) == 1
+    assert os.environ.get("TF2ONNX_CATCH_ERRORS") == chosen
 
 
 def test_onnx_without_the_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

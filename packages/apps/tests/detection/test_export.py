@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,18 @@ def run(
     return run_export(network, CATEGORIES, noise_images, folder, formats, **where, request=asked)
 
 
+@pytest.fixture(scope="module")
+def small_detector(small_network: Callable[..., Any]) -> Any:
+    """Make a network that costs next to nothing, for what is the same of any; its layers are named as a detector's."""
+    return small_network(3, names=("extra7_conv1", "class_head0", "box_head0"))
+
+
+@pytest.fixture
+def timed_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time a batch of two images: what sixteen take is of no interest here."""
+    monkeypatch.setattr("gaudi_apps.inference.evaluator.TIMED_BATCH", 2)
+
+
 def test_exports_are_made_checked_and_described(
     detector_network: Any, noise_images: list[bytes], tmp_path: Path
 ) -> None:
@@ -83,7 +96,7 @@ def test_exports_are_made_checked_and_described(
 
 
 def test_the_network_is_compared_in_whole_float32(
-    detector_network: Any, noise_images: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_detector: Any, noise_images: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shortens, find_boxes = [], detector.find_boxes
 
@@ -92,17 +105,17 @@ def test_the_network_is_compared_in_whole_float32(
         return find_boxes(*given)
 
     monkeypatch.setattr(detector, "find_boxes", note)
-    run(detector_network, noise_images, tmp_path, "safetensors")
+    run(small_detector, noise_images, tmp_path, "safetensors")
     assert shortens
     assert not any(shortens)
     assert tf.config.experimental.tensor_float_32_execution_enabled()
 
 
 def test_an_earlier_export_is_replaced_and_other_files_are_not(
-    detector_network: Any, noise_images: list[bytes], tmp_path: Path
+    small_detector: Any, noise_images: list[bytes], tmp_path: Path
 ) -> None:
     for _ in range(2):
-        run(detector_network, noise_images, tmp_path, "safetensors")
+        run(small_detector, noise_images, tmp_path, "safetensors")
     assert [path.name for path in tmp_path.iterdir()] == ["safetensors"]
     (tmp_path / "safetensors" / "mine.txt").touch()
     (tmp_path / "tflite").mkdir()
@@ -113,13 +126,13 @@ def test_an_earlier_export_is_replaced_and_other_files_are_not(
             refuse_foreign(tmp_path / name)
         assert (caught.value.path, caught.value.record) == (str(tmp_path / name), file)
     with pytest.raises(UnsafeError, match="--output_dir"):
-        run(detector_network, noise_images, tmp_path, "safetensors")
+        run(small_detector, noise_images, tmp_path, "safetensors")
     assert (tmp_path / "safetensors" / "mine.txt").exists()
 
 
 @pytest.mark.parametrize("agreement", [Agreement({"difference": 2e-3}, 9), Agreement({"difference": float("nan")}, 9)])
 def test_a_difference_is_an_error_and_leaves_nothing(
-    detector_network: Any,
+    small_detector: Any,
     noise_images: list[bytes],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -134,7 +147,7 @@ def test_a_difference_is_an_error_and_leaves_nothing(
     right = exporter.export_format
     monkeypatch.setattr(exporter, "export_format", differ)
     with pytest.raises(ExportError, match="onnx: differs") as caught:
-        run(detector_network, noise_images, tmp_path / "new", "safetensors", "onnx")
+        run(small_detector, noise_images, tmp_path / "new", "safetensors", "onnx")
     assert caught.value.exit_status == 70
     assert list(tmp_path.iterdir()) == []
 
@@ -150,6 +163,7 @@ def evaluator(image_dir: Path, annotation_file: Path) -> DetectionEvaluator:
     return DetectionEvaluator(source, InputOptions(1), RunFolder(Path("unused")), CATEGORIES, SingleProcess())
 
 
+@pytest.mark.usefixtures("timed_images")
 def test_smaller_exports_are_scored_beside_the_network(
     detector_network: Any,
     noise_images: list[bytes],
@@ -197,6 +211,7 @@ def test_smaller_exports_are_scored_beside_the_network(
     assert [one["kind"] for one in list_manifests(tmp_path)] == ["onnx-int8", "tflite-fp16", "tflite-int8"]
 
 
+@pytest.mark.usefixtures("timed_images")
 def test_an_export_that_loses_more_than_it_may_is_not_left(
     detector_network: Any, noise_images: list[bytes], evaluator: DetectionEvaluator, tmp_path: Path
 ) -> None:

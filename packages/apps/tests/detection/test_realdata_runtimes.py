@@ -29,26 +29,31 @@ SIDE, SCORE = 1e-3, 0.01  # most that a side, as a share of the image, and a sco
 LEAST_SHARE = 0.99
 
 
-@pytest.mark.parametrize("runtime", ["onnxruntime", "litert", pytest.param("openvino", marks=in_deploy)])
-def test_all_test_images_of_bccd_have_the_same_detections(
-    detector_network: Any, noise_images: list[bytes], tmp_path: Path, runtime: str
-) -> None:
+@pytest.fixture(scope="module")
+def expected(detector_network: Any) -> list[tuple[bytes, Any]]:
+    """Return each test image of BCCD, encoded, and what TensorFlow detects in it."""
     folder = Path(os.environ["REAL_DATA"]) / "bccd" / "BCCD"
     names = (folder / "ImageSets" / "Main" / "test.txt").read_text().split()
-    assert len(names) == 72
+    images = [(folder / "JPEGImages" / f"{each}.jpg").read_bytes() for each in names]
+    reference = Detector(detector_network, ["red", "blue"])
+    return [(encoded, reference.predict(encoded, score_threshold=0.05)) for encoded in images]
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "litert", pytest.param("openvino", marks=in_deploy)])
+def test_all_test_images_of_bccd_have_the_same_detections(
+    detector_network: Any, noise_images: list[bytes], expected: list[tuple[bytes, Any]], tmp_path: Path, runtime: str
+) -> None:
+    assert len(expected) == 72
     network = DetectorExport(to_float32(detector_network), CATEGORIES)
     name: Any = FORMATS[runtime]
     (kind,) = list_kinds((name,), ("fp32",))
     export_format(kind, network, noise_images, tmp_path, tmp_path)
     prepare = make_export_preprocessor(300).from_encoded
     model = open_exported(tmp_path, name, "fp32", prepare)
-    reference = Detector(detector_network, ["red", "blue"])
     matched = []
-    for each in names:
-        encoded = (folder / "JPEGImages" / f"{each}.jpg").read_bytes()
-        expected = reference.predict(encoded, score_threshold=0.05)
+    for encoded, wanted in expected:
         found = model.compute([prepare(encoded)])
-        for box, label, score in zip(expected.boxes_yxyx, expected.labels, expected.scores, strict=True):
+        for box, label, score in zip(wanted.boxes_yxyx, wanted.labels, wanted.scores, strict=True):
             same = found["labels"][0] == label
             is_near = np.abs(found["boxes_yxyx"][0][same] - box).max(axis=1, initial=0) <= SIDE
             matched.append(bool((is_near & (np.abs(found["scores"][0][same] - score) <= SCORE)).any()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -14,9 +15,10 @@ import pytest
 pytestmark = pytest.mark.slow
 SMALL = str(Path(__file__).parents[1] / "small_ssd_mxnet.py")
 
-# Runs a program with every import of TensorFlow, of Keras and of what of ours needs them an error.
+# Runs a program by one list of flags after the other, with every import of TensorFlow, of Keras and of what of ours
+# needs them an error.
 WITHOUT = """
-import runpy, sys
+import json, runpy, sys
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
@@ -24,8 +26,13 @@ class Refuse:
             raise AssertionError(f"{name} is imported")
 
 sys.meta_path.insert(0, Refuse())
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
+program, runs = sys.argv[1:]
+for run in json.loads(runs):
+    sys.argv = [program, *run]
+    try:
+        runpy.run_path(program, run_name="__main__")
+    except SystemExit as end:
+        print("ended", run, end.code, flush=True)
 """
 
 
@@ -36,16 +43,21 @@ def flags(coco_root: Path, folder: Path, *more: str) -> list[str]:
 
 def test_no_mode_imports_tensorflow(coco_root: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    for more in (
-        ["--steps", "2", "--val-interval", "1", "--vis_dataloader", "--target-map", "0"],
-        ["--mode", "val"],
-        ["--mode", "predict", "--inference", str(coco_root / "val" / "1.png")],
-        ["--mode", "export"],
-        ["--mode", "plan"],
-    ):
-        command = [sys.executable, "-c", WITHOUT, SMALL, *flags(coco_root, folder, *more)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, (more, done.stderr)
+    runs = [
+        flags(coco_root, folder, *more)
+        for more in (
+            ["--steps", "2", "--val-interval", "1", "--vis_dataloader", "--target-map", "0"],
+            ["--mode", "val"],
+            ["--mode", "predict", "--inference", str(coco_root / "val" / "1.png")],
+            ["--mode", "export"],
+            ["--mode", "plan"],
+        )
+    ]
+    command = [sys.executable, "-c", WITHOUT, SMALL, json.dumps(runs)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    ended = [line for line in done.stdout.splitlines() if line.startswith("ended")]
+    assert ended == [f"ended {run} 0" for run in runs], done.stderr
     assert list((folder / "dataloader").glob("*.png"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,21 @@ def flags(records: Path, tmp_path: Path) -> list[object]:
     return ["--mode", "parity", "--data_dir", records, "-b", 2, "--model_dir", tmp_path / "run"]
 
 
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("finished") / "run"
+
+
 @pytest.fixture
-def checkpoints(ssd_train: Callable[..., Any], records: Path, tmp_path: Path) -> CheckpointFolder:
-    """Of a run of three steps, one each."""
-    done = ssd_train(
-        *("--data_dir", records, "-b", 2, "--steps", 3, "--save_checkpoints_steps", 1, "--no_evaluate"),
-        *("--model_dir", tmp_path / "run"),
-    )
-    assert done.status == 0, done.err
+def checkpoints(ssd_train: Callable[..., Any], records: Path, finished_run: Path, tmp_path: Path) -> CheckpointFolder:
+    """Of a run of three steps, one each, which is trained once for all tests."""
+    if not finished_run.exists():
+        done = ssd_train(
+            *("--data_dir", records, "-b", 2, "--steps", 3, "--save_checkpoints_steps", 1, "--no_evaluate"),
+            *("--model_dir", finished_run),
+        )
+        assert done.status == 0, done.err
+    shutil.copytree(finished_run, tmp_path / "run")
     return CheckpointFolder(tmp_path / "run" / "checkpoints")
 
 

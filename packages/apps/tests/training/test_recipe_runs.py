@@ -8,7 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import cv2
 import pytest
@@ -30,9 +32,9 @@ def squares(image_dir: Path, annotation_file: Path, tmp_path_factory: pytest.Tem
     return folder
 
 
-def list_command(data: Path, model_dir: Path, *flags: str) -> list[str]:
+def list_flags(data: Path, model_dir: Path, *flags: str) -> list[str]:
     paths = ["--data", str(data), "--model_dir", str(model_dir), "--device", "cpu"]
-    return [sys.executable, str(SMALL_PROGRAM), *paths, "-b", "2", *flags]
+    return [*paths, "-b", "2", *flags]
 
 
 def stop_after(line: str, command: list[str]) -> tuple[int, str]:
@@ -49,12 +51,13 @@ def stop_after(line: str, command: list[str]) -> tuple[int, str]:
     return process.returncode, "".join(printed) + rest
 
 
-def test_one_command_splits_trains_keeps_the_best_and_reports(squares: Path, tmp_path: Path) -> None:
+def test_one_command_splits_trains_keeps_the_best_and_reports(
+    ssd_train: Callable[..., Any], squares: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
-    command = list_command(squares, run, "--steps", "6", "--eval_epochs", "1", "--val_share", "0.4")
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 0, done.stderr
-    assert "warning" not in done.stderr
+    done = ssd_train(*list_flags(squares, run, "--steps", "6", "--eval_epochs", "1", "--val_share", "0.4"))
+    assert done.status == 0, done.err
+    assert "warning" not in done.err
     split = json.loads((run / "split.json").read_text())
     assert {name: len(files) for name, files in split.items()} == {"train": 3, "val": 2}
     recipe = json.loads((run / "recipe.json").read_text())
@@ -73,10 +76,13 @@ def test_one_command_splits_trains_keeps_the_best_and_reports(squares: Path, tmp
     assert cleaned - {"run.json"} <= set(files)
 
 
-def test_the_length_of_a_run_is_measured_once_before_its_first_step(squares: Path, tmp_path: Path) -> None:
+def test_the_length_of_a_run_is_measured_once_before_its_first_step(
+    ssd_train: Callable[..., Any], squares: Path, tmp_path: Path
+) -> None:
     """Any machine computes some steps in 40 minutes; how many is written down, and the run goes on by it."""
     run = tmp_path / "run"
-    command = list_command(squares, run, "--minutes", "40", "--log_step_count_steps", "1")
+    flags = list_flags(squares, run, "--minutes", "40", "--log_step_count_steps", "1")
+    command = [sys.executable, str(SMALL_PROGRAM), *flags]
     status, first = stop_after("step 1/", command)
     assert status == 75
     assert "measuring" in first
@@ -92,7 +98,6 @@ def test_the_length_of_a_run_is_measured_once_before_its_first_step(squares: Pat
     assert "measuring" not in second
     assert f"step {left + 1}/{values['steps']} " in second
 
-    other = [*list_command(squares, run, "--minutes", "20")]
-    refused = subprocess.run(other, capture_output=True, text=True, check=False, timeout=600)
-    assert refused.returncode == 78
-    assert "--minutes" in refused.stderr
+    refused = ssd_train(*list_flags(squares, run, "--minutes", "20"))
+    assert refused.status == 78
+    assert "--minutes" in refused.err

@@ -52,6 +52,24 @@ def train(ssd_train: Program, records: Path) -> Program:
     return run
 
 
+@pytest.fixture(scope="module")
+def finished_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("finished")
+
+
+@pytest.fixture
+def copy_run(train: Program, finished_runs: Path) -> Callable[[Path, int], None]:
+    """Put a finished run of some steps into a folder; each is trained once for all tests."""
+
+    def copy(folder: Path, steps: int) -> None:
+        finished = finished_runs / str(steps)
+        if not finished.exists():
+            assert train(finished, "--steps", steps).status == 0
+        shutil.copytree(finished, folder, dirs_exist_ok=True)
+
+    return copy
+
+
 @pytest.fixture
 def train_files(ssd_train: Program, annotation_file: Path, image_dir: Path) -> Program:
     """Train on annotations and image files, without records."""
@@ -225,8 +243,10 @@ def test_the_newest_checkpoint_that_can_be_read_is_used(train: Program, tmp_path
     assert list_files(tmp_path / "checkpoints") == before
 
 
-def test_another_configuration_is_refused_and_more_steps_are_not(train: Program, tmp_path: Path) -> None:
-    assert train(tmp_path, "--steps", 1).status == 0
+def test_another_configuration_is_refused_and_more_steps_are_not(
+    train: Program, copy_run: Callable[[Path, int], None], tmp_path: Path
+) -> None:
+    copy_run(tmp_path, 1)
     before = list_files(tmp_path)
     for flags, named in (
         (("--base_lr", 0.01), "base_lr 0.003, this one 0.01"),
@@ -250,9 +270,11 @@ def test_a_cosine_run_cannot_be_prolonged(train: Program, tmp_path: Path) -> Non
     assert "steps 1, this one 2" in done.err
 
 
-def test_other_data_is_refused(train: Program, records: Path, tmp_path: Path) -> None:
+def test_other_data_is_refused(
+    train: Program, copy_run: Callable[[Path, int], None], records: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
-    assert train(folder, "--steps", 1).status == 0
+    copy_run(folder, 1)
     for path in records.glob("val*"):
         (tmp_path / path.name.replace("val", "train")).write_bytes(path.read_bytes())
     manifest = json.loads((tmp_path / "train.json").read_text().replace('"val', '"train'))
@@ -292,9 +314,9 @@ def test_what_no_run_wrote_is_left_alone(train: Program, tmp_path: Path) -> None
         assert list_files(tmp_path) == before
 
 
-def test_a_wrong_command_cleans_nothing(train: Program, tmp_path: Path) -> None:
+def test_a_wrong_command_cleans_nothing(train: Program, copy_run: Callable[[Path, int], None], tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert train(folder, "--steps", 1).status == 0
+    copy_run(folder, 1)
     before = list_files(folder)
     assert train(folder, "--steps", 1, "--clean", "--data_dir", tmp_path / "nowhere").status == 66
     assert list_files(folder) == before
@@ -510,13 +532,15 @@ def test_weights_to_begin_with(train: Program, tmp_path: Path) -> None:
         np.testing.assert_array_equal(tensors[name], gamma)
 
 
-def test_a_wrong_file_of_weights_leaves_all_as_it_was(train: Program, tmp_path: Path) -> None:
+def test_a_wrong_file_of_weights_leaves_all_as_it_was(
+    train: Program, copy_run: Callable[[Path, int], None], tmp_path: Path
+) -> None:
     np.savez(tmp_path / "other.npz", **{"conv1/kernel": np.zeros((7, 7, 3, 64), np.float32)})
     payload = b"cos\nsystem\n(S'touch " + str(tmp_path / "ran").encode() + b"'\ntR."
     (tmp_path / "evil.pickle").write_bytes(payload)
     cases = {"nothing.npz": 66, "other.npz": 65, "evil.pickle": 77}
     new, old = tmp_path / "new", tmp_path / "old"
-    assert train(old, "--steps", 1).status == 0
+    copy_run(old, 1)
     before = list_files(old)
     for name, status in cases.items():
         for folder in (new, old):
@@ -529,10 +553,12 @@ def test_a_wrong_file_of_weights_leaves_all_as_it_was(train: Program, tmp_path: 
     assert list_files(old) == before
 
 
-def test_static_batches_are_the_same_training(train: Program, records: Path, tmp_path: Path) -> None:
+def test_static_batches_are_the_same_training(
+    train: Program, copy_run: Callable[[Path, int], None], records: Path, tmp_path: Path
+) -> None:
     write_static_batches(RecordSource(records, "train"), tmp_path / "static", InputOptions(2), steps=2)
     live, static = tmp_path / "live", tmp_path / "run"
-    assert train(live, "--steps", 2).status == 0
+    copy_run(live, 2)
     for steps in (1, 2):
         done = train(static, "--steps", steps, "--data_dir", tmp_path / "static", "--static", scored=True)
         assert done.status == 0, done.err
@@ -586,8 +612,10 @@ def test_a_checkpoint_is_used(
 
 
 @pytest.mark.parametrize("metadata", [{"categories": [{"id": 1, "name": "cat", "supercategory": ""}]}, {}])
-def test_a_checkpoint_of_other_classes_is_refused(train: Program, tmp_path: Path, metadata: dict[str, Any]) -> None:
-    assert train(tmp_path, "--steps", 1).status == 0
+def test_a_checkpoint_of_other_classes_is_refused(
+    train: Program, copy_run: Callable[[Path, int], None], tmp_path: Path, metadata: dict[str, Any]
+) -> None:
+    copy_run(tmp_path, 1)
     CheckpointFolder(tmp_path / "checkpoints").save(2, {"a": np.zeros(3, np.float32)}, metadata)
     done = train(tmp_path, "--steps", 3)
     assert done.status == 65
@@ -650,8 +678,10 @@ def test_a_training_beside_another_ends_and_writes_nothing(train: Program, tmp_p
     assert not (tmp_path / "run" / LOCK).exists()
 
 
-def test_the_position_in_the_data_is_that_of_the_step(train: Program, tmp_path: Path) -> None:
-    assert train(tmp_path, "--steps", 2).status == 0
+def test_the_position_in_the_data_is_that_of_the_step(
+    train: Program, copy_run: Callable[[Path, int], None], tmp_path: Path
+) -> None:
+    copy_run(tmp_path, 2)
     folder = CheckpointFolder(tmp_path / "checkpoints")
     newest = folder.load_newest()
     folder.save(999, newest.tensors, newest.metadata)  # with the run's id: its position is that of step 2

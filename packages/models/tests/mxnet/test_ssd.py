@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, get_args
 
 import mxnet as mx
@@ -10,7 +11,6 @@ import pytest
 from gaudi_models.mxnet.layers import Precision
 from gaudi_models.mxnet.ssd import SSD, build_ssd
 from gaudi_models.mxnet.weights import name_parameters
-from gaudi_models.ssd import build_ssd as build_keras_ssd
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +33,9 @@ def wake_blocks(net: SSD) -> None:
 
 
 @pytest.mark.parametrize("depth", [18, 34, pytest.param(50, marks=pytest.mark.slow)])
-def test_parameters_are_those_of_the_keras_network(depth: int) -> None:
+def test_parameters_are_those_of_the_keras_network(depth: int, detector: Callable[[int], Any]) -> None:
     parameters = name_parameters(build_ssd(81, depth=depth))
-    variables = {variable.name.removesuffix(":0"): variable for variable in build_keras_ssd(81, depth=depth).variables}
+    variables = {variable.name.removesuffix(":0"): variable for variable in detector(depth).variables}
     assert parameters.keys() == variables.keys()
     for name, parameter in parameters.items():
         shape = tuple(variables[name].shape)

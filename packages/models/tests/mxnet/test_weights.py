@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import pickle
 from pathlib import Path
 from typing import Any
@@ -26,18 +27,31 @@ def build(**options: Any) -> SSD:
     return net
 
 
+@functools.cache
+def build_keras(pool_padding: Any) -> Any:
+    """Build a Keras network once for all; every test sets all of its weights."""
+    return build_keras_ssd(3, depth=18, pool_padding=pool_padding)
+
+
 def draw_tensors(net: SSD) -> dict[str, Any]:
     """Weights and statistics as of a trained network: outputs are about as large as its inputs."""
+    return dict(draw_shapes(tuple((name, values.shape) for name, values in read_tensors(net).items())))
+
+
+@functools.cache
+def draw_shapes(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> dict[str, Any]:
+    """Draw `draw_tensors` of networks with these tensors once for all."""
     rng = np.random.default_rng(0)
     tensors = {}
-    for name, values in read_tensors(net).items():
+    for name, shape in shapes:
+        drawn = rng.standard_normal(shape, np.float32)
         if name.endswith("kernel"):
-            drawn = rng.normal(0, np.sqrt(1.5 / np.prod(values.shape[:3])), values.shape)
+            drawn *= np.float32(np.sqrt(1.5 / np.prod(shape[:3])))
         elif name.endswith(("gamma", "moving_variance")):
-            drawn = rng.uniform(0.5, 1, values.shape)
+            drawn = rng.uniform(0.5, 1, shape).astype(np.float32)
         else:
-            drawn = rng.normal(0, 0.1, values.shape)
-        tensors[name] = drawn.astype(np.float32)
+            drawn *= np.float32(0.1)
+        tensors[name] = drawn
     return tensors
 
 
@@ -45,7 +59,9 @@ def draw_tensors(net: SSD) -> dict[str, Any]:
 @pytest.mark.parametrize("from_tensorflow", [False, True])
 def test_both_frameworks_compute_the_same(tmp_path: Path, pool_padding: Any, from_tensorflow: bool) -> None:
     path, padding = tmp_path / "ssd.safetensors", SSD_PADDINGS[pool_padding]
-    net, model = build(pool_padding=pool_padding), build_keras_ssd(3, depth=18, pool_padding=pool_padding)
+    net, model = build(pool_padding=pool_padding), build_keras(pool_padding)
+    for variable in model.variables:  # which may have what is drawn already
+        variable.assign(variable * 0.0)
     weights = WeightsFile("drawn", draw_tensors(net), padding, {})
     metadata = WeightsMetadata(padding, CLASSES, 300, "resnet18")
     if from_tensorflow:

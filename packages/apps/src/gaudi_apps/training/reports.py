@@ -354,19 +354,16 @@ def plot_curves(
     # Fixed margins: a layout that measures its labels draws the figure twice.
     figure.subplots_adjust(left=0.1, right=0.985, bottom=0.51 / figure.get_figheight(), top=0.945, hspace=0.13)
     losses, *others, rate = figure.subplots(len(ratios), 1, sharex=True, height_ratios=ratios)
-    losses.set_title(title or "training")
+    losses.set_title(title or "training", y=1.0)  # a place of its own, or all labels are measured to find one
     for name, colour in LOSSES:
         _draw_smoothed(losses, _column(rows, "step"), _column(rows, name), name.replace("_", " "), colour)
-    losses.set_ylabel("loss")
-    losses.set_ylim(bottom=0)
+    losses.set(ylabel="loss", ylim=(0, None))
     if losses.get_legend_handles_labels()[0]:
         losses.legend(frameon=False)
     for axes in others:
         _draw_scores(axes, evaluations)
     rate.plot(_column(rows, "step"), _column(rows, "learning_rate"), color="C3")
-    rate.set_ylabel("learning rate")
-    rate.set_ylim(bottom=0)
-    rate.set_xlabel("step")
+    rate.set(ylabel="learning rate", ylim=(0, None), xlabel="step")
     steps = {row["step"] for row in (*rows, *evaluations)}
     if len(steps) == 1:
         rate.set_xlim(0, 2 * steps.pop())
@@ -391,8 +388,7 @@ def _draw_scores(axes: Axes, evaluations: Sequence[Mapping[str, float]]) -> None
     place = (steps[best], drawn[0][best])
     below_or_above = (0, -16 if place[1] > LOW_SCORE else 8)
     axes.annotate(f"{place[1]:.3f}", place, below_or_above, textcoords="offset points", ha="center")
-    axes.set_ylabel("validation")
-    axes.set_ylim(0, 1)
+    axes.set(ylabel="validation", ylim=(0, 1))
     axes.legend(frameon=False, loc="lower right" if place[1] > LOW_SCORE else "upper right")
 
 
