@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,34 @@ def clip(image_dir: Path, tmp_path: Path) -> Path:
         path = writer.write(np.asarray(cv2.imread(str(image_dir / f"{number}.png"))[:, :, ::-1], np.uint8))
     writer.close()
     return path
+
+
+def test_a_batch_is_computed_while_the_results_of_the_former_one_are_written(image_dir: Path, tmp_path: Path) -> None:
+    computed = [threading.Event() for _ in range(3)]
+
+    def detect(images: Any) -> Any:
+        next(event for event in computed if not event.is_set()).set()
+        return np.array([[[0.0, 0, 1, 1]]]), np.ones([1, 1], np.int64), np.ones([1, 1])
+
+    written: list[str] = []
+
+    def write_line(line: str) -> None:
+        written.append(line)
+        assert computed[min(len(written), 2)].wait(300)  # nobody has asked for it
+
+    files = [image_dir / f"{number}.png" for number in (1, 2, 3)]
+    make_results = partial(DetectionResults, categories=CATEGORIES, score_threshold=0.3, save=("json",))
+    predict_files(
+        detect,
+        files,
+        make_preprocessor(300),
+        make_results,
+        tmp_path / "out",
+        batch_size=1,
+        strict=False,
+        write_line=write_line,
+    )
+    assert len(written) == 3
 
 
 def test_a_large_batch_is_split_so_that_the_next_images_are_read_meanwhile(image_dir: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from gaudi_apps.detection.detector import make_preprocessor
 from gaudi_apps.inference.media import Preprocessor, VideoWriter, find_files, read_images
+from gaudi_apps.inference.visualizer import Image, decode_image
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_ops.program import describe_error
@@ -83,6 +84,22 @@ def test_images_frames_and_bad_files_are_numbered(image_dir: Path, tmp_path: Pat
     assert "cannot be decoded" in messages[1]
     assert isinstance(bad[2][2], MissingInputError)
     assert bad[2][2].path == str(tmp_path / "gone.png")
+
+
+def test_an_image_is_decoded_once(image_dir: Path) -> None:
+    decoded: list[Image] = []
+
+    def decode(encoded: bytes) -> Image:
+        decoded.append(decode_image(encoded))
+        return decoded[-1]
+
+    prepare = Preprocessor(np.sum, decode)
+    bad: list[Exception] = []
+    (read,) = read_images([image_dir / "1.png"], prepare, lambda _id, _file, error: bad.append(error))
+    assert len(decoded) == 1
+    assert read.pixels is decoded[0]
+    assert (read.height, read.width) == decoded[0].shape[:2]
+    assert read.network_input == decoded[0].sum()
 
 
 def test_an_image_that_a_decoder_refuses_is_named(tmp_path: Path) -> None:

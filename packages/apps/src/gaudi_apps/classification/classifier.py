@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 def make_preprocessor(image_size: int) -> Preprocessor:
     """Return the preparation of images as evaluation does it."""
     return Preprocessor(
-        partial(prepare_image, image_size=image_size),
         partial(prepare_pixels, image_size=image_size),
-        (tf.errors.InvalidArgumentError,),
+        from_file=partial(prepare_image, image_size=image_size),
+        errors=(tf.errors.InvalidArgumentError,),
     )
 
 
@@ -196,11 +196,10 @@ class _ExportedClassifier(Classifier):
                 return cut_square(pixels, size)
             return prepare_pixels(pixels, size).numpy() + MEAN_RGB
 
-        def from_encoded(encoded: bytes) -> Any:
-            return from_pixels(decode_pixels(encoded))
-
-        self._prepare = Preprocessor(from_encoded, from_pixels, (tf.errors.InvalidArgumentError,))
-        self._export = open_model(export, from_encoded)
+        self._prepare = Preprocessor(
+            from_pixels, lambda encoded: decode_pixels(encoded).numpy(), errors=(tf.errors.InvalidArgumentError,)
+        )
+        self._export = open_model(export, self._prepare.from_encoded)
         self.class_names = tuple(one["name"] for one in export.manifest["classes"])
 
     def classify(self, images: Any) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:

@@ -9,6 +9,7 @@ import io
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -413,9 +414,7 @@ class OpenedDetector(NamedTuple):
 
 def make_export_preprocessor(side: int) -> Preprocessor:
     """Return the preparation of images for an export of a detector: resized to [side, side, 3], RGB in 0..255."""
-    return Preprocessor(
-        lambda encoded: resize_pixels(decode_like_tensorflow(encoded), side), lambda pixels: resize_pixels(pixels, side)
-    )
+    return Preprocessor(partial(resize_pixels, side=side), decode_like_tensorflow)
 
 
 def open_detector(export: CheckedExport, threads: int = 0) -> OpenedDetector:

@@ -50,9 +50,9 @@ DETECTIONS_PER_IMAGE = 200
 def make_preprocessor(image_size: int) -> Preprocessor:
     """Return the preparation of images as evaluation does it."""
     return Preprocessor(
-        partial(prepare_image, image_size=image_size),
         partial(prepare_pixels, image_size=image_size),
-        (tf.errors.InvalidArgumentError,),
+        from_file=partial(prepare_image, image_size=image_size),
+        errors=(tf.errors.InvalidArgumentError,),
     )
 
 

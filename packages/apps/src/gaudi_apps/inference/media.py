@@ -42,14 +42,27 @@ class Preprocessor:
     videos come as pixels.
 
     Attributes:
-        from_encoded: takes the bytes of an image file.
         from_pixels: takes uint8 [height, width, 3], RGB.
-        errors: of `from_encoded`, for an image that cannot be decoded.
+        decode: makes these pixels of the bytes of an image file.
+        from_file: takes the bytes of an image file, where a library decodes and prepares at once; None: it does not.
+        errors: for an image that cannot be decoded.
     """
 
-    from_encoded: Callable[[bytes], Any]
     from_pixels: Callable[[Image], Any]
+    decode: Callable[[bytes], Image] = decode_image
+    from_file: Callable[[bytes], Any] | None = None
     errors: tuple[type[Exception], ...] = ()
+
+    def read(self, encoded: bytes) -> tuple[npt.NDArray[np.float32], Image | None]:
+        """Return the input, and the pixels that it was made of, where there are any."""
+        if self.from_file is not None:
+            return np.asarray(self.from_file(encoded)), None
+        pixels = self.decode(encoded)
+        return np.asarray(self.from_pixels(pixels)), pixels
+
+    def from_encoded(self, encoded: bytes) -> npt.NDArray[np.float32]:
+        """Return the input."""
+        return self.read(encoded)[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -452,9 +465,9 @@ def _make_from_encoded(encoded: bytes, path: Source, prepare: Preprocessor, *, k
     errors: tuple[type[Exception], ...] = (cv2.error, *prepare.errors)
     named = None if path == Path() else str(path)
     try:
-        network_input = np.asarray(prepare.from_encoded(encoded))
+        network_input, pixels = prepare.read(encoded)
         if keep:
-            pixels = decode_image(encoded)
+            pixels = decode_image(encoded) if pixels is None else pixels
             height, width = pixels.shape[:2]
             return InputImage(path, None, 0.0, height, width, network_input, lambda: pixels)
     except DataError as error:  # of a decoder, which does not know the file

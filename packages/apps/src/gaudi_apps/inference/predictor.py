@@ -190,11 +190,13 @@ def predict_files(
                 progress.note(f"skipped: {describe_error(error)}")
 
             images = read_images(files, prepare, skip, max_frames=max_frames)
-            if stop is None:  # what happens now is not read before it happens
-                ahead = read_ahead(images, READ_AHEAD, measure=_count_bytes)
-                images = stack.enter_context(contextlib.closing(ahead))
-            for batch in make_batches(itertools.takewhile(lambda _: not stop, images), min(batch_size, LARGEST_BATCH)):
-                outputs = compute(np.stack([image.network_input for image in batch]))
+            if stop is None:
+                images = stack.enter_context(contextlib.closing(read_ahead(images, READ_AHEAD, measure=_count_bytes)))
+            batches = make_batches(itertools.takewhile(lambda _: not stop, images), min(batch_size, LARGEST_BATCH))
+            computed = ((batch, compute(np.stack([image.network_input for image in batch]))) for batch in batches)
+            if stop is None:  # what happens now is neither read nor computed before it is asked for
+                computed = stack.enter_context(contextlib.closing(read_ahead(computed, 1)))
+            for batch, outputs in computed:
                 for image, *rows in zip(batch, *outputs, strict=True):
                     for line in results.add(image, *rows):
                         write_line(line)

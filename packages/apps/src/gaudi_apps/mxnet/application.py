@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gaudi_apps.detection.config import COCO_TRAIN_IMAGES
 from gaudi_apps.detection.detections import make_category_config, read_categories
 from gaudi_apps.inference.media import Preprocessor, check_source, keep_if_it_fits
-from gaudi_apps.inference.visualizer import Image, decode_image
+from gaudi_apps.inference.visualizer import Image
 from gaudi_apps.mxnet.config import SSDMXNetConfig, find_profiled_steps
 from gaudi_apps.mxnet.evaluation import AsyncEvaluation, MXNetEvaluator
 from gaudi_apps.mxnet.framework import MXNet
@@ -353,7 +353,4 @@ def make_preprocessor(layout: Layout) -> Preprocessor:
     def from_pixels(pixels: Image) -> npt.NDArray[np.float32]:
         return np.ascontiguousarray(prepare_pixels(pixels).transpose(axes))
 
-    def from_encoded(encoded: bytes) -> npt.NDArray[np.float32]:
-        return from_pixels(decode_image(encoded))
-
-    return Preprocessor(from_encoded, from_pixels)
+    return Preprocessor(from_pixels)
