@@ -26,6 +26,7 @@ with contextlib.suppress(ImportError):  # tests/gaudi_contract is run without it
     untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile("dev", untimed, max_examples=25)
     settings.register_profile("ci", untimed, max_examples=100)
+    settings.register_profile("few", untimed, max_examples=5)
     settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 # Where pytest is loaded, tyro computes a tenth of what it has cached again, at random, to test itself: half of the time

@@ -83,8 +83,9 @@ def test_the_cpu_agrees_with_itself(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet50", "ssd"])
 def test_networks_on_the_cpu_agree_with_themselves(name: str) -> None:
-    figures = list(parity.compare_devices(card.CPU, {name: parity.list_networks(batch=2, side=64)[name]}))
-    assert [figure.passed for figure in figures] == [True] * 6
+    network = {name: parity.list_networks(batch=2, side=64)[name]}
+    figures = list(parity.compare_devices(card.CPU, network, ("fp32", "bf16")))  # what the lane compares them in
+    assert [figure.passed for figure in figures] == [True] * 4
     assert {figure.value for figure in figures if "bf16: error" not in figure.name} == {0.0}
 
 

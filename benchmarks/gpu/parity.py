@@ -112,7 +112,7 @@ def list_operations() -> dict[str, Case]:
 def _with_gradients(function: Callable[..., Any], *arguments: Any) -> list[Any]:
     import tensorflow as tf
 
-    @tf.function
+    @tf.function(autograph=False)
     def compute(*given: Any) -> list[Any]:
         with tf.GradientTape() as tape:
             tape.watch(given)
@@ -256,7 +256,7 @@ def _run_network(name: str, batch_size: int, side: int, dtype: str) -> dict[str,
             variable.assign(draw(list(variable.shape), number, (2 / fan_in) ** 0.5))
     batch["images"] = tf.cast(batch["images"], dtype)
 
-    @tf.function
+    @tf.function(autograph=False)
     def compute() -> tuple[Any, Any]:
         with tf.GradientTape() as tape:
             loss = task.compute_loss(batch)["loss"]

@@ -19,7 +19,9 @@ from gaudi_datasets.detection.records import write_records
 from gaudi_distributed.devices.machine import Machine, gather_processor
 
 if TYPE_CHECKING:
+    from gaudi_apps.cli.flags import ExportFormat
     from gaudi_apps.detection.detector import SSDTask
+    from gaudi_apps.inference.exporter import Export
     from gaudi_apps.runtime.settings import DeviceSettings
 
 SMALL_PROGRAM = Path(__file__).with_name("small_ssd.py")
@@ -67,13 +69,15 @@ def records(image_dir: Path, annotation_file: Path, tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="session")
 def task() -> SSDTask:
-    """Build the network for two classes, as it is at the start; tests that change its weights set them back."""
+    """Build the smallest network for two classes, as it is at the start; who changes its weights sets them back."""
     from gaudi_apps.detection.detector import SSDTask
     from gaudi_distributed import SingleProcess
+    from gaudi_models.architectures import SSDArchitecture
     from gaudi_ops.tf.keras_api import keras
 
     keras.utils.set_random_seed(0)
-    return SSDTask(3, keras_policy="float32", weight_decay=5e-4, communicator=SingleProcess())
+    options: dict[str, Any] = {"communicator": SingleProcess(), "architecture": SSDArchitecture("resnet18")}
+    return SSDTask(3, keras_policy="float32", weight_decay=5e-4, **options)
 
 
 @pytest.fixture(scope="session")
@@ -140,6 +144,24 @@ def detector_network() -> Any:
         if "class_head" in variable.name and "bias" in variable.name:
             variable.assign(np.tile([3.0, 0.0, 0.0], variable.shape[0] // 3))
     return network
+
+
+@pytest.fixture(scope="session")
+def detector_exports(
+    detector_network: Any, noise_images: list[bytes], tmp_path_factory: pytest.TempPathFactory
+) -> dict[Path, Export]:
+    """Export that network in four formats, by their folders, as of step 12; no test changes them."""
+    from gaudi_apps.detection.detector import run_export
+    from gaudi_apps.inference.exporter import ExportRequest
+    from gaudi_datasets.detection.coco import Category
+    from gaudi_models.architectures import SSDArchitecture
+
+    folder = tmp_path_factory.mktemp("exported") / "new" / "export"
+    formats: tuple[ExportFormat, ...] = ("saved_model", "tflite", "safetensors", "onnx")
+    where: dict[str, Any] = {"step": 12, "architecture": SSDArchitecture("resnet18"), "pool_padding": "same"}
+    request = ExportRequest(checkpoint="ab12")
+    categories = [Category(7, "red"), Category(9, "blue")]
+    return run_export(detector_network, categories, noise_images, folder, formats, **where, request=request)
 
 
 @pytest.fixture(scope="session")

@@ -79,13 +79,13 @@ def assembly() -> Callable[[Any], bytes]:
 
 @pytest.fixture(scope="session")
 def classifier() -> Callable[[str], Any]:
-    """Return the function that builds a classifier of images of 96 pixels once for all; no test changes one.
+    """Return the function that builds a classifier as it is published once for all; no test changes one.
 
-    Those of the quick tests are kept; deeper ones, of slow tests, take more memory than is worth their time.
+    The last ones are kept, which are those of the next file, too: all of them would take gigabytes.
     """
     from gaudi_models.classifiers import build_classifier
 
-    return functools.lru_cache(maxsize=4)(lambda name: build_classifier(name, image_size=96))
+    return functools.lru_cache(maxsize=4)(build_classifier)
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,6 @@ from gaudi_apps.inference.converters import (
     require_onnx,
     run_exported,
     to_float32,
-    write_onnx,
     write_tflite,
 )
 from gaudi_apps.inference.exported_models import OnnxModel, open_exported
@@ -40,6 +39,10 @@ CATEGORIES = (Category(7, "red"), Category(9, "blue"))
 @pytest.fixture(scope="module")
 def images(noise_images: list[bytes]) -> Any:
     return np.stack([prepare_image(one) for one in noise_images])
+
+
+def find_export(exports: dict[Path, Any], name: str) -> Path:
+    return next(path for path in exports if path.name == name)
 
 
 def test_what_a_converter_writes_is_shown_with_its_error_only(capfd: pytest.CaptureFixture[str]) -> None:
@@ -58,12 +61,11 @@ def test_what_a_converter_writes_is_shown_with_its_error_only(capfd: pytest.Capt
 
 @pytest.mark.slow
 def test_onnx_finds_what_the_network_finds(
-    detector_network: Any, noise_images: list[bytes], images: Any, tmp_path: Path
+    detector_network: Any, detector_exports: dict[Path, Any], noise_images: list[bytes], images: Any
 ) -> None:
     import onnxruntime
 
-    path = tmp_path / "model.onnx"
-    write_onnx(DetectorExport(detector_network, CATEGORIES), path)
+    path = find_export(detector_exports, "onnx") / "model.onnx"
     reference = DetectionArrays(*Detector(detector_network).detect(images))
     for threads in (1, 2):
         opened: Any = OnnxModel(path, bytes, threads)
@@ -123,19 +125,18 @@ def test_onnx_without_the_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.slow
 def test_tflite_detects_by_builtin_operations_what_the_network_detects(
-    detector_network: Any, noise_images: list[bytes], images: Any, tmp_path: Path
+    detector_network: Any, detector_exports: dict[Path, Any], noise_images: list[bytes], images: Any
 ) -> None:
-    network = DetectorExport(to_float32(detector_network), CATEGORIES)
-    write_tflite(network, tmp_path / "model.tflite")
+    network, folder = DetectorExport(detector_network, CATEGORIES), find_export(detector_exports, "tflite")
     reference = DetectionArrays(*Detector(detector_network).detect(images))
-    model = open_exported(tmp_path, "tflite", "fp32", network.prepare_resized)
+    model = open_exported(folder, "tflite", "fp32", network.prepare_resized)
     for count in (3, 1):
         found = run_exported(model, noise_images[:count])
         agreement = network.compare({name: one[:count] for name, one in reference._asdict().items()}, found)
         assert agreement.is_close
         assert agreement.compared > 20 * count
         np.testing.assert_array_equal(found["num_detections"], (found["labels"] > 0).sum(axis=1))
-    interpreter = tf.lite.Interpreter(model_path=str(tmp_path / "model.tflite"))
+    interpreter = tf.lite.Interpreter(model_path=str(folder / "model.tflite"))
     names = {one["op_name"] for one in interpreter._get_ops_details()}
     assert "WHILE" in names
     assert not [name for name in names if name.startswith(("Flex", "TFLite_Detection", "CUSTOM"))]

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gaudi_apps.detection.data import read_architecture
 from gaudi_apps.detection.detector import Detector, SSDTask, make_preprocessor
 from gaudi_apps.inference.media import read_images
 from gaudi_apps.inference.visualizer import decode_image
 from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_datasets.detection.pipeline import prepare_image
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_models.architectures import SSDArchitecture
 from gaudi_models.weights import WeightsMetadata
 from gaudi_models.weights.contents import write_tensors
 from gaudi_ops import iou
@@ -60,9 +62,8 @@ def run_dir(task: SSDTask, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     (folder / "run.json").write_text("{}")
     categories = [{"id": 3, "name": "red", "supercategory": ""}, {"id": 5, "name": "blue", "supercategory": ""}]
-    CheckpointFolder(folder / "checkpoints").save(
-        7, task.read_state(), {"categories": categories, "pool_padding": "same"}
-    )
+    config = {"categories": categories, "pool_padding": "same", "model": "ssd_resnet18"}
+    CheckpointFolder(folder / "checkpoints").save(7, task.read_state(), config)
     return folder
 
 
@@ -86,6 +87,10 @@ def test_a_run_is_loaded_and_detects_in_files_bytes_and_pixels(
         np.testing.assert_allclose(found[number].scores, scores[rows], atol=1e-5)
         assert found[number].names == tuple(("red", "blue")[label - 1] for label in labels[rows])
     assert len(found[2].scores) == len(found[0].scores) > 0
+
+
+def test_a_run_that_names_no_network_has_the_default_one() -> None:
+    assert read_architecture({"pool_padding": "same"}) == SSDArchitecture("resnet34", 300)
 
 
 def test_files_of_another_kind_are_refused(detector: Detector, image_dir: Path, tmp_path: Path) -> None:

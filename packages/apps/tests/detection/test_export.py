@@ -65,13 +65,10 @@ def timed_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gaudi_apps.inference.evaluator.TIMED_BATCH", 2)
 
 
-def test_exports_are_made_checked_and_described(
-    detector_network: Any, noise_images: list[bytes], tmp_path: Path
-) -> None:
-    folder = tmp_path / "new" / "export"
-    exports = run(detector_network, noise_images, folder, "saved_model", "tflite", "safetensors", checkpoint="ab12")
-    assert [*exports] == [folder / name for name in ("saved_model", "tflite", "safetensors")]
-    for path, (agreement, score, reference, *_) in exports.items():
+def test_exports_are_made_checked_and_described(detector_exports: dict[Path, Export]) -> None:
+    folder = next(iter(detector_exports)).parent
+    assert [*detector_exports] == [folder / name for name in ("saved_model", "tflite", "safetensors", "onnx")]
+    for path, (agreement, score, reference, *_) in detector_exports.items():
         assert agreement.is_close
         assert score is None
         assert reference is None
@@ -88,11 +85,12 @@ def test_exports_are_made_checked_and_described(
         for name, sha256 in manifest["sha256"].items():
             assert hashlib.sha256((path / name).read_bytes()).hexdigest() == sha256
     assert (folder / "tflite" / "model.tflite").is_file()
+    assert (folder / "onnx" / "model.onnx").is_file()
     weights = read_weights(folder / "safetensors" / "weights.safetensors")
     assert weights.pool_padding == "same"
     assert weights.metadata is not None
     assert [one["name"] for one in weights.metadata.classes] == ["red", "blue"]
-    assert sorted(path.name for path in folder.iterdir()) == ["safetensors", "saved_model", "tflite"]
+    assert sorted(path.name for path in folder.iterdir()) == ["onnx", "safetensors", "saved_model", "tflite"]
 
 
 def test_the_network_is_compared_in_whole_float32(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,13 @@ def test_a_saved_model_is_run_by_relative_paths(
 
 
 def test_a_saved_model_that_the_disk_does_not_take_is_an_error_of_the_disk(
-    detector_network: Any, tmp_path: Path
+    small_network: Callable[..., Any], tmp_path: Path
 ) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
     try:
         with pytest.raises(OSError, match="TensorFlow cannot") as caught:
-            write_saved_model(DetectorExport(detector_network, [Category(1, "red")]), tmp_path / "saved")
+            write_saved_model(DetectorExport(small_network(3), [Category(1, "red")]), tmp_path / "saved")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert exit_status_of(caught.value) == 74

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +31,15 @@ def images(noise_images: list[bytes]) -> Any:
     return np.stack([prepare_image(one) for one in noise_images])
 
 
-@pytest.fixture(scope="module")
-def saved(detector_network: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("exports") / "saved"
-    write_saved_model(DetectorExport(detector_network, CATEGORIES), path)
-    return path
-
-
 def to_detections(outputs: dict[str, Any]) -> DetectionArrays:
     return DetectionArrays(*(outputs[name].numpy() for name in ("boxes_yxyx", "labels", "scores")))
 
 
 @pytest.mark.slow
 def test_a_saved_model_finds_what_the_network_finds(
-    saved: Path, detector_network: Any, noise_images: list[bytes], images: Any
+    detector_exports: dict[Path, Any], detector_network: Any, noise_images: list[bytes], images: Any
 ) -> None:
+    (saved,) = (path for path in detector_exports if path.name == "saved_model")
     signatures = tf.saved_model.load(str(saved)).signatures
     reference = DetectionArrays(*Detector(detector_network).detect(images))
     outputs = signatures["serving_default"](encoded=tf.constant(noise_images))
@@ -62,7 +57,9 @@ def test_a_saved_model_finds_what_the_network_finds(
         assert compare_detections(rows, to_detections(outputs)).is_close
 
 
-def test_a_saved_model_names_its_classes(saved: Path) -> None:
+def test_a_saved_model_names_its_classes(small_network: Callable[..., Any], tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    write_saved_model(DetectorExport(small_network(3), CATEGORIES), saved)
     found = tf.saved_model.load(str(saved)).signatures["class_names"]()
     assert [name.decode() for name in found["class_names"].numpy()] == [one.name for one in CATEGORIES]
     assert found["category_ids"].numpy().tolist() == [7, 9]

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from gaudi_apps.cli import run_commands
-from gaudi_apps.detection.detector import run_export
 from gaudi_apps.inference.converters import decode_pixels, run_exported
 from gaudi_apps.inference.exported_models import OnnxModel, SavedModel
 from gaudi_apps.inference.serving.flags import LayoutFlags
@@ -25,9 +24,7 @@ from gaudi_apps.inference.serving.layouts import (
     make_triton_config,
     write_layout,
 )
-from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
-from gaudi_models.architectures import SSDArchitecture
 
 SIGNATURE = Signature(
     [Tensor("encoded", "STRING", ())],
@@ -174,19 +171,11 @@ def test_a_value_out_of_bounds_is_refused(run_main: Callable[..., Any], flag: st
     assert run_main(run_commands.main, words).status == 64
 
 
-@pytest.fixture(scope="module")
-def exports(detector_network: Any, noise_images: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Export a detector as SavedModel and ONNX."""
-    folder = tmp_path_factory.mktemp("exports")
-    categories = [Category(7, "red"), Category(9, "blue")]
-    options: dict[str, Any] = {"step": 1, "architecture": SSDArchitecture("resnet18"), "pool_padding": "same"}
-    run_export(detector_network, categories, noise_images[:1], folder, ("saved_model", "onnx"), **options)
-    return folder
-
-
 @pytest.mark.slow
-def test_a_layout_runs_as_its_configuration_says(exports: Path, noise_images: list[bytes], tmp_path: Path) -> None:
-    models = tmp_path / "models"
+def test_a_layout_runs_as_its_configuration_says(
+    detector_exports: dict[Path, Any], noise_images: list[bytes], tmp_path: Path
+) -> None:
+    exports, models = next(iter(detector_exports)).parent, tmp_path / "models"
     version, config = write_layout(LayoutFlags(exports / "onnx", "triton", models, name="cells", version=3))
     text = config.read_text()
     found = run_exported(OnnxModel(version / "model.onnx", decode_pixels, takes_floats=False), noise_images[:2])

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -70,8 +69,15 @@ def test_a_signal_finishes_what_is_in_flight_and_ends_with_0(
     assert "Traceback" not in err
 
 
-def test_a_second_signal_interrupts(start: Callable[..., Started], images: list[bytes]) -> None:
-    server = start()
+def test_a_killed_server_starts_again_on_its_port_and_a_second_signal_interrupts(
+    start: Callable[..., Started], images: list[bytes]
+) -> None:
+    killed = start()
+    with socket.create_connection(("127.0.0.1", killed.port)):
+        assert killed.post(images[0]) == 200
+        killed.process.kill()
+        killed.process.wait(PATIENCE_SECONDS)
+    server = start(killed.port)
     with socket.create_connection(("127.0.0.1", server.port)) as opened:
         opened.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n" + images[0][:40])
         assert server.post(images[1]) == 200
@@ -94,12 +100,3 @@ def test_a_load_is_not_waited_for(start: Callable[..., Started], signals: int, s
     assert server.process.returncode in (status, 0)
     assert "ready" not in out
     assert "Traceback" not in err
-
-
-def test_a_killed_server_starts_again_on_its_port(start: Callable[..., Started], images: list[bytes]) -> None:
-    server: Any = start()
-    with socket.create_connection(("127.0.0.1", server.port)):
-        assert server.post(images[0]) == 200
-        server.process.kill()
-        server.process.wait(PATIENCE_SECONDS)
-    assert start(server.port).post(images[0]) == 200
