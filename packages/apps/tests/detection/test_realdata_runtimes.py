@@ -31,19 +31,19 @@ LEAST_SHARE = 0.99
 
 @pytest.fixture(scope="module")
 def expected(detector_network: Any) -> list[tuple[bytes, Any]]:
-    """Return every third test image of BCCD, encoded, and what TensorFlow detects in it: thousands of things."""
+    """Return each test image of BCCD, encoded, and what TensorFlow detects in it."""
     folder = Path(os.environ["REAL_DATA"]) / "bccd" / "BCCD"
     names = (folder / "ImageSets" / "Main" / "test.txt").read_text().split()
-    images = [(folder / "JPEGImages" / f"{each}.jpg").read_bytes() for each in names[::3]]
+    images = [(folder / "JPEGImages" / f"{each}.jpg").read_bytes() for each in names]
     reference = Detector(detector_network, ["red", "blue"])
     return [(encoded, reference.predict(encoded, score_threshold=0.05)) for encoded in images]
 
 
 @pytest.mark.parametrize("runtime", ["onnxruntime", "litert", pytest.param("openvino", marks=in_deploy)])
-def test_images_of_bccd_have_the_same_detections(
+def test_all_test_images_of_bccd_have_the_same_detections(
     detector_network: Any, noise_images: list[bytes], expected: list[tuple[bytes, Any]], tmp_path: Path, runtime: str
 ) -> None:
-    assert len(expected) == 24
+    assert len(expected) == 72
     network = DetectorExport(to_float32(detector_network), CATEGORIES)
     name: Any = FORMATS[runtime]
     (kind,) = list_kinds((name,), ("fp32",))
@@ -57,5 +57,5 @@ def test_images_of_bccd_have_the_same_detections(
             same = found["labels"][0] == label
             is_near = np.abs(found["boxes_yxyx"][0][same] - box).max(axis=1, initial=0) <= SIDE
             matched.append(bool((is_near & (np.abs(found["scores"][0][same] - score) <= SCORE)).any()))
-    assert len(matched) > 1000
+    assert len(matched) > 72
     assert np.mean(matched) >= LEAST_SHARE
