@@ -381,7 +381,8 @@ def deploy(session: nox.Session) -> None:
     """Test exports for OpenVINO and LiteRT, beside a newer NumPy than MXNet takes, and layouts, by protobuf 4."""
     install_unpinned(session, dict.fromkeys(PACKAGES, "") | {"apps": "tensorflow-cpu,openvino,litert,serve,test"})
     session.install("--no-deps", "tensorflow-serving-api<2.16", "tritonclient<2.52", "python-rapidjson")
-    names = ("detection/test_openvino", "classification/test_exported_classifier", "serving/test_layout_messages")
+    names = ["detection/test_openvino", "classification/test_exported_classifier", "serving/test_layout_messages"]
+    names += ["detection/test_realdata_runtimes"]  # where REAL_DATA is set
     session.run("pytest", *(f"packages/apps/tests/{name}.py" for name in names), *session.posargs, env={"DEPLOY": "1"})
 
 

@@ -97,6 +97,7 @@ LANES = (
             *(*SOURCES, "packages/apps/tests/conftest.py", "packages/apps/tests/small_serve.py"),
             *(f"packages/apps/tests/{folder}" for folder in ("classification", "detection", "serving")),
         ),
+        data=True,
         newest=True,
     ),
     # All documents, and the sources that the pages of the API and the figures are made of.
