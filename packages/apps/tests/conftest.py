@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 import pytest
 
-from gaudi_datasets.detection.coco import read_coco
+from gaudi_datasets.detection.coco import Category, read_coco
 from gaudi_datasets.detection.records import write_records
 from gaudi_distributed.devices.machine import Machine, gather_processor
 
@@ -153,7 +153,6 @@ def detector_exports(
     """Export that network in four formats, by their folders, as of step 12; no test changes them."""
     from gaudi_apps.detection.detector import run_export
     from gaudi_apps.inference.exporter import ExportRequest
-    from gaudi_datasets.detection.coco import Category
     from gaudi_models.architectures import SSDArchitecture
 
     folder = tmp_path_factory.mktemp("exported") / "new" / "export"

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,8 @@ from gaudi_apps.inference.converters import (
     make_onnx,
     require_onnx,
     run_exported,
-    to_float32,
-    write_tflite,
 )
 from gaudi_apps.inference.exported_models import OnnxModel, open_exported
-from gaudi_apps.inference.exporter import NetworkModel
-from gaudi_apps.inference.quantization import LITE_TYPES, Calibration, quantize_tflite
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image
 from gaudi_datasets.errors import MissingExtraError
@@ -140,27 +135,3 @@ def test_tflite_detects_by_builtin_operations_what_the_network_detects(
     names = {one["op_name"] for one in interpreter._get_ops_details()}
     assert "WHILE" in names
     assert not [name for name in names if name.startswith(("Flex", "TFLite_Detection", "CUSTOM"))]
-
-
-@pytest.mark.slow
-def test_tflite_of_8_bits_has_its_convolutions_in_them_but_for_those_of_boxes(
-    detector_network: Any, noise_images: list[bytes], tmp_path: Path
-) -> None:
-    network = DetectorExport(to_float32(detector_network), CATEGORIES)
-    quantize = partial(quantize_tflite, network=network, calibration=Calibration(noise_images, 0))
-    write_tflite(network, tmp_path / "model.tflite", "int8", quantize)
-    interpreter = tf.lite.Interpreter(model_path=str(tmp_path / "model.tflite"))
-    tensors = {one["index"]: one for one in interpreter.get_tensor_details()}
-    outputs = [(one["op_name"], tensors[int(one["outputs"][0])]) for one in interpreter._get_ops_details()]
-    convolutions = {one["name"]: one["dtype"] for kind, one in outputs if kind == "CONV_2D"}
-    in_float = {name for name, dtype in convolutions.items() if dtype == np.float32}
-    assert in_float == {name for name in convolutions if "box_head" in name}
-    assert (len(in_float), len(convolutions)) == (6, 37)
-    in_8_bits = {kind for kind, one in outputs if one["dtype"] == np.int8}
-    # A slice takes the values that there are, of whatever type.
-    assert in_8_bits <= {*LITE_TYPES, "QUANTIZE", "STRIDED_SLICE"}
-    found = run_exported(open_exported(tmp_path, "tflite", "int8", network.prepare_resized), noise_images)
-    expected = run_exported(NetworkModel(network), noise_images)
-    assert np.abs(found["scores"] - expected["scores"]).max() < 0.05
-    full = sum(4 * int(np.prod(one.shape)) for one in detector_network.variables)
-    assert (tmp_path / "model.tflite").stat().st_size < full / 2.5

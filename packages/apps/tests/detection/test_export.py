@@ -3,7 +3,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +14,22 @@ import tensorflow as tf
 
 from gaudi_apps.cli.flags import ExportFormat
 from gaudi_apps.detection import detector
-from gaudi_apps.detection.detector import run_export
+from gaudi_apps.detection.detector import DetectorExport, run_export
 from gaudi_apps.detection.evaluator import DetectionEvaluator
 from gaudi_apps.inference import exporter
-from gaudi_apps.inference.converters import Agreement, ExportedNetwork, write_tflite
+from gaudi_apps.inference.converters import Agreement, ExportedNetwork, run_exported, write_tflite
 from gaudi_apps.inference.export_table import describe_export, report_exports
-from gaudi_apps.inference.exported_models import list_manifests, name_processor
+from gaudi_apps.inference.exported_models import list_manifests, name_processor, open_exported
 from gaudi_apps.inference.exporter import (
     Export,
     ExportRequest,
+    NetworkModel,
     choose_calibration,
     choose_images,
     list_kinds,
     refuse_foreign,
 )
-from gaudi_apps.inference.quantization import Calibration
+from gaudi_apps.inference.quantization import LITE_TYPES, Calibration
 from gaudi_apps.runtime.errors import ExportError
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.detection.coco import Category, parse_coco
@@ -59,10 +60,12 @@ def small_detector(small_network: Callable[..., Any]) -> Any:
     return small_network(3, names=("extra7_conv1", "class_head0", "box_head0"))
 
 
-@pytest.fixture
-def timed_images(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def timed_images() -> Iterator[None]:
     """Time a batch of two images: what sixteen take is of no interest here."""
-    monkeypatch.setattr("gaudi_apps.inference.evaluator.TIMED_BATCH", 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gaudi_apps.inference.evaluator.TIMED_BATCH", 2)
+        yield
 
 
 def test_exports_are_made_checked_and_described(detector_exports: dict[Path, Export]) -> None:
@@ -161,28 +164,35 @@ def evaluator(image_dir: Path, annotation_file: Path) -> DetectionEvaluator:
     return DetectionEvaluator(source, InputOptions(1), RunFolder(Path("unused")), CATEGORIES, SingleProcess())
 
 
-@pytest.mark.usefixtures("timed_images")
-def test_smaller_exports_are_scored_beside_the_network(
+@pytest.fixture(scope="module")
+def smaller_exports(
     detector_network: Any,
     noise_images: list[bytes],
     evaluator: DetectionEvaluator,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    timed_images: None,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[Path, Export]:
+    """Export the network in fewer bits, into a folder `export`."""
+    del timed_images
+    return run(
+        *(detector_network, noise_images, tmp_path_factory.mktemp("smaller") / "export", "onnx", "tflite"),
+        precisions=("int8", "fp16"),
+        evaluator=evaluator,
+        calibration=Calibration(noise_images, 3),
+        max_drop=0.01,
+    )
+
+
+def test_smaller_exports_are_scored_beside_the_network(
+    detector_network: Any, smaller_exports: dict[Path, Export], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of 8 bits are the network's convolutions; those that predict boxes, and all around the network, are not."""
     import onnx
 
-    calibration = Calibration(noise_images, 3)
-    exports = run(
-        *(detector_network, noise_images, tmp_path / "export", "onnx", "tflite"),
-        precisions=("int8", "fp16"),
-        evaluator=evaluator,
-        calibration=calibration,
-        max_drop=0.01,
-    )
-    assert [path.name for path in exports] == ["onnx-int8", "tflite-int8", "tflite-fp16"]
-    manifests = {path.name: json.loads((path / "export.json").read_text()) for path in exports}
-    for path, export in exports.items():
+    assert [path.name for path in smaller_exports] == ["onnx-int8", "tflite-int8", "tflite-fp16"]
+    folder = next(iter(smaller_exports)).parent
+    manifests = {path.name: json.loads((path / "export.json").read_text()) for path in smaller_exports}
+    for path, export in smaller_exports.items():
         manifest = manifests[path.name]
         assert export.score is not None
         assert manifest["evaluation"]["images"] == manifest["evaluation"]["images_total"] == 5
@@ -198,15 +208,37 @@ def test_smaller_exports_are_scored_beside_the_network(
     full = sum(4 * int(np.prod(one.shape)) for one in detector_network.variables)
     assert manifests["onnx-int8"]["bytes"] < full / 3
     assert manifests["tflite-fp16"]["bytes"] < full / 1.9
-    graph = onnx.load(str(tmp_path / "export" / "onnx-int8" / "model.onnx")).graph
+    graph = onnx.load(str(folder / "onnx-int8" / "model.onnx")).graph
     made = {name: node.op_type for node in graph.node for name in node.output}
     weights = {node.name: made.get(node.input[1]) for node in graph.node if node.op_type == "Conv"}
     assert {name for name, kind in weights.items() if kind != "DequantizeLinear"} == {
         name for name in weights if "box_head" in name
     }
-    report_exports(exports, 3)
+    report_exports(smaller_exports, 3)
     assert "onnx-int8" in capsys.readouterr().out
-    assert [one["kind"] for one in list_manifests(tmp_path)] == ["onnx-int8", "tflite-fp16", "tflite-int8"]
+    assert [one["kind"] for one in list_manifests(folder.parent)] == ["onnx-int8", "tflite-fp16", "tflite-int8"]
+
+
+def test_tflite_of_8_bits_has_its_convolutions_in_them_but_for_those_of_boxes(
+    detector_network: Any, smaller_exports: dict[Path, Export], noise_images: list[bytes]
+) -> None:
+    network = DetectorExport(detector_network, CATEGORIES)
+    (folder,) = (path for path in smaller_exports if path.name == "tflite-int8")
+    interpreter = tf.lite.Interpreter(model_path=str(folder / "model.tflite"))
+    tensors = {one["index"]: one for one in interpreter.get_tensor_details()}
+    outputs = [(one["op_name"], tensors[int(one["outputs"][0])]) for one in interpreter._get_ops_details()]
+    convolutions = {one["name"]: one["dtype"] for kind, one in outputs if kind == "CONV_2D"}
+    in_float = {name for name, dtype in convolutions.items() if dtype == np.float32}
+    assert in_float == {name for name in convolutions if "box_head" in name}
+    assert (len(in_float), len(convolutions)) == (6, 37)
+    in_8_bits = {kind for kind, one in outputs if one["dtype"] == np.int8}
+    # A slice takes the values that there are, of whatever type.
+    assert in_8_bits <= {*LITE_TYPES, "QUANTIZE", "STRIDED_SLICE"}
+    found = run_exported(open_exported(folder, "tflite", "int8", network.prepare_resized), noise_images)
+    expected = run_exported(NetworkModel(network), noise_images)
+    assert np.abs(found["scores"] - expected["scores"]).max() < 0.05
+    full = sum(4 * int(np.prod(one.shape)) for one in detector_network.variables)
+    assert (folder / "model.tflite").stat().st_size < full / 2.5
 
 
 @pytest.mark.usefixtures("timed_images")

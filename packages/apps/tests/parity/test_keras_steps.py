@@ -184,8 +184,8 @@ def compare(one: list[list[StepTensor]], other: list[list[StepTensor]], precisio
 @pytest.mark.slow
 @pytest.mark.usefixtures("bf16_kernels")
 def test_bfloat16_is_within_its_tolerance() -> None:
-    exact = list(replay_steps(make_task(name="resnet50"), make_batches(), lambda step: 0.01, 2))
-    task = make_task(keras_policy="mixed_bfloat16", name="resnet50")
+    exact = list(replay_steps(make_task(name="resnet18"), make_batches(), lambda step: 0.01, 2))
+    task = make_task(keras_policy="mixed_bfloat16", name="resnet18")
     guided = list(replay_steps(task, make_batches(), lambda step: 0.01, 2, make_reference(exact)))
     assert compare(guided, exact, ["fp32", "bf16"]) == []
     # And it is bfloat16: exact tolerances are passed.
@@ -198,11 +198,13 @@ def test_the_detector_in_bfloat16_is_within_its_tolerance() -> None:
     from gaudi_apps.detection.detector import SSDTask
     from gaudi_datasets.detection.pipeline import synthetic_dataset
     from gaudi_datasets.sampling import InputOptions
+    from gaudi_models.architectures import SSDArchitecture
     from gaudi_ops.tf.keras_api import keras
 
     def replay(dtype: str, policy: str, guided: Callable[[int], ReferenceStep] | None = None) -> list[list[StepTensor]]:
         keras.utils.set_random_seed(0)
-        task = SSDTask(3, keras_policy=policy, weight_decay=5e-4, communicator=SingleProcess())
+        options: dict[str, Any] = {"communicator": SingleProcess(), "architecture": SSDArchitecture("resnet18")}
+        task = SSDTask(3, keras_policy=policy, weight_decay=5e-4, **options)
         batches = iter(synthetic_dataset(InputOptions(1, dtype=dtype), num_classes=3))
         return list(replay_steps(task, batches, lambda step: 0.001, 1, guided))
 

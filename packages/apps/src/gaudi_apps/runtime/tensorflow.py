@@ -294,7 +294,7 @@ def run_trial(intra: int, inter: int, dtype: str) -> float:
         tf.Variable(tf.random.stateless_normal([3, 3, CHANNELS, CHANNELS], [0, i]) / 24) for i in range(2 * LAYERS)
     ]
 
-    @tf.function
+    @tf.function(autograph=False)
     def step() -> Any:
         with tf.GradientTape() as tape:
             branches = [_stack_layers(tf.cast(images, dtype), part) for part in (filters[:LAYERS], filters[LAYERS:])]
