@@ -9,8 +9,16 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 from gaudi_apps.cli import flags
-from gaudi_apps.cli.flag_rules import Switch, check_bounds, fixed, per_rank, require_alone, resume_safe
-from gaudi_apps.cli.flags import USING, DistributionFlags, ParityFlags, RecipeFlags, check_modes, parse_step_range
+from gaudi_apps.cli.flag_rules import (
+    Switch,
+    check_bounds,
+    fixed,
+    parse_step_range,
+    per_rank,
+    require_alone,
+    resume_safe,
+)
+from gaudi_apps.cli.flags import USING, DistributionFlags, ParityFlags, RecipeFlags, ScalingFlags, check_modes
 from gaudi_apps.runtime.settings import Distribution, RunSettings, ThreadFlag, make_device_settings
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
 from gaudi_datasets.errors import FlagError
@@ -186,6 +194,7 @@ class ClassifierConfig(flags.ProgramConfig):
     distribution: DistributionFlags = field(default_factory=DistributionFlags)
     report: ReportFlags = field(default_factory=ReportFlags)
     parity: ParityFlags = field(default_factory=ParityFlags)
+    scaling: ScalingFlags = field(default_factory=ScalingFlags)
 
 
 @dataclass(frozen=True)

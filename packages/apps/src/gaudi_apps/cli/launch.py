@@ -19,6 +19,7 @@ from gaudi_datasets.errors import FlagError
 from gaudi_distributed import ConfigurationError, DeviceError
 from gaudi_distributed.cluster.hosts import find_cluster
 from gaudi_distributed.cluster.rank_info import detect_rank, is_launched, write_tf_config
+from gaudi_distributed.comm.communicator import BYTES_PER_MB, DEFAULT_MB, plan_buckets
 from gaudi_distributed.comm.horovod_engine import require_horovod
 from gaudi_distributed.comm.opening import CommunicationOptions, Engine, find_engine
 from gaudi_distributed.devices.selection import DeviceKind, count_devices
@@ -26,6 +27,7 @@ from gaudi_ops.program import flush_output, say
 
 if TYPE_CHECKING:
     from gaudi_distributed.launch.planning import CommandLine
+    from gaudi_models.architectures import Tensors
 
 LAUNCHER = "gaudi_distributed.launch"
 _HOSTS = "MULTI_HLS_IPS"
@@ -318,6 +320,31 @@ def choose_batch(config: Any, given: Collection[str], wanted: int, workers: int)
         of_one = max(1, wanted // workers)
         own = of_one if flags.distribution_strategy == "off" else of_one * workers
     return own, share_batch(flags, own, workers)
+
+
+def list_buckets(tensors: Tensors, flags: DistributionFlags) -> list[tuple[float, int]]:
+    """List the buckets in which a communicator sends gradients, as `gaudi_ops.scaling.Step` has them.
+
+    The backward pass goes from the last tensor to the first, so a bucket is ready with its first one.
+    """
+    value_bytes = 4 if flags.gradient_compression == "none" else 2
+    megabytes = DEFAULT_MB if flags.fusion_threshold_mb is None else flags.fusion_threshold_mb
+    sizes = [value_bytes * values for values, _ in tensors.trainable]
+    work = [each for _, each in tensors.trainable]
+    return [
+        (1 - sum(work[: bucket[0]]) / sum(work), sum(sizes[index] for index in bucket))
+        for bucket in plan_buckets([("", size) for size in sizes], megabytes * BYTES_PER_MB)
+    ]
+
+
+def list_norm_sums(tensors: Tensors) -> list[int]:
+    """List the values of each sum of `gaudi_ops.tf.batch_norm`, which a batch norm makes in each of both directions."""
+    return [count for channels in tensors.channels for count in (2 * channels + 1, 2 * channels)]
+
+
+def find_norm_group(flags: DistributionFlags) -> int:
+    """Return the ranks that share statistics of batch norm, as `gaudi_apps.training.plan.Network` has them."""
+    return flags.bn_group if flags.distributed_bn else 1
 
 
 def _choose_engine(flags: DistributionFlags, find_device: FindDevice) -> Engine:

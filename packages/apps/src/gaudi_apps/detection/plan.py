@@ -11,17 +11,19 @@ from typing import Any
 
 from rich.console import Console
 
-from gaudi_apps.cli.launch import LaunchReport, choose_batch, share_batch
+from gaudi_apps.cli.launch import LaunchReport, choose_batch, find_norm_group, list_buckets, list_norm_sums, share_batch
 from gaudi_apps.detection.config import COCO_CLASSES, COCO_TRAIN_IMAGES, SSDConfig, open_found
 from gaudi_apps.training.plan import (
     BYTES_PER_VALUE,
     CURRENT,
     DROP_FACTORS,
+    Network,
     Plan,
     TrainingSet,
     count_steps,
     describe_late_drops,
     describe_needs,
+    describe_scaling,
     find_version_in,
     list_plan,
     list_usual_warnings,
@@ -43,7 +45,7 @@ from gaudi_apps.training.recipe import (
 )
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.program import count_things
-from gaudi_models.architectures import SSDArchitecture, measure_ssd
+from gaudi_models.architectures import SSDArchitecture, count_state_bytes, list_ssd_tensors, measure_ssd
 from gaudi_ops import schedules
 from gaudi_ops.files import read_file
 
@@ -231,6 +233,14 @@ def print_plan(
         checkpoint_minutes=config.report.save_checkpoints_minutes,
     )
     document |= {"rare_classes": dict(emphasis)} if emphasis else {}
+    document |= describe_scaling(
+        config.scaling,
+        config.distribution,
+        plan,
+        _describe_network(config, training_set.num_classes),
+        memory_bytes=document["estimated_memory_bytes"],
+        model_dir=config.run.model_dir,
+    )
     rows += list_emphasis(emphasis)
     if config.network.freeze == "backbone":
         rows.append(("frozen", "the backbone, with the statistics of its batch norms"))
@@ -298,6 +308,15 @@ def describe_plan(
     boxes = architecture.spec.num_boxes
     network = f"SSD, {architecture.backbone}, {architecture.image_size} pixels, {boxes} default boxes"
     return document, [*rows, ("network", network), ("optimizer", f"SGD, weight decay {weight_decay:g}"), *needs_rows]
+
+
+def _describe_network(config: SSDConfig, num_classes: int) -> Network:
+    """Describe what ranks send and keep."""
+    flags, architecture = config.distribution, SSDArchitecture(config.network.backbone, config.network.image_size)
+    trained = list_ssd_tensors(num_classes, architecture, is_frozen=config.network.freeze == "backbone")
+    every, averages = list_ssd_tensors(num_classes, architecture), config.run.ema_decay > 0
+    state_bytes = count_state_bytes(every, trained, averages=averages)
+    return Network(trained, state_bytes, list_buckets(trained, flags), list_norm_sums(trained), find_norm_group(flags))
 
 
 def list_emphasis(emphasis: Mapping[str, Any]) -> list[tuple[str, str]]:

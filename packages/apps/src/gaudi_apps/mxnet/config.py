@@ -11,8 +11,17 @@ from tyro.conf import arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 from gaudi_apps.cli import flags
-from gaudi_apps.cli.flag_rules import Switch, check_bounds, find_aliases, fixed, list_per_side, per_rank, resume_safe
-from gaudi_apps.cli.flags import DistributionFlags, HorovodFlags, ParityFlags, check_parity, parse_step_range
+from gaudi_apps.cli.flag_rules import (
+    Switch,
+    check_bounds,
+    find_aliases,
+    fixed,
+    list_per_side,
+    parse_step_range,
+    per_rank,
+    resume_safe,
+)
+from gaudi_apps.cli.flags import DistributionFlags, HorovodFlags, ParityFlags, ScalingFlags, check_parity
 from gaudi_apps.detection.config import AugmentationFlags, ImageFlags, WeightDecay, check_use
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
 from gaudi_datasets.errors import FlagError
@@ -242,6 +251,7 @@ class SSDMXNetConfig(flags.ProgramConfig):
     report: ReportFlags = field(default_factory=ReportFlags)
     mlperf: MLPerfFlags = field(default_factory=MLPerfFlags)
     parity: ParityFlags = field(default_factory=ParityFlags)
+    scaling: ScalingFlags = field(default_factory=ScalingFlags)
 
 
 _DALI = "it was of DALI, in whose place OpenCV decodes on the CPU; leave it out"

@@ -1,4 +1,4 @@
-"""Plan a run step by step, print the plan, and find the version of the rules that it follows."""
+"""Plan a run step by step, print the plan, predict its cost on many ranks, and find the version of its rules."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from rich.table import Table
 from gaudi_apps.runtime.errors import RunChangedError
 from gaudi_datasets.memory import format_bytes
 from gaudi_datasets.program import count_things, make_console
+from gaudi_ops import scaling
 from gaudi_ops.schedules import Schedule
 
 if TYPE_CHECKING:
+    from gaudi_apps.cli.flags import DistributionFlags, ScalingFlags
     from gaudi_apps.cli.launch import LaunchReport
     from gaudi_apps.training.recipe import Recipe
     from gaudi_apps.training.run_dir import RunFolder
+    from gaudi_models.architectures import Tensors
 
 
 _LOOKED_AT = 4000  # steps, to find the highest rate of a run
@@ -266,6 +269,143 @@ def describe_needs(
     return document, [("disk", disk), ("memory", f"about {format_bytes(memory_bytes)}: {MEMORY_COVERS}")]
 
 
+RANKS_PER_HOST = 8
+SIZES = (8, 64, 512)  # predicted besides --plan_ranks
+# docs/scaling.md says where they come from.
+ASSUMED = {"latency_us": 20.0, "disk_mbps": 500.0, "backward_share": 2 / 3, "hashing_mbps": 400.0, "joining_ms": 4.0}
+CYCLE_MS = 1.0  # of Horovod, which begins an exchange at the end of one
+VALUE_BYTES = 4
+
+
+class Network(NamedTuple):
+    """What ranks send and keep.
+
+    Attributes:
+        tensors: that are trained.
+        state_bytes: of a checkpoint, see `gaudi_models.architectures.count_state_bytes`.
+        buckets: of gradients, see `gaudi_ops.scaling.Step`.
+        sums: values of each sum of a batch norm over a group of ranks.
+        group: ranks of such a group; 1: there are none, 0: all ranks.
+    """
+
+    tensors: Tensors
+    state_bytes: int
+    buckets: Sequence[tuple[float, int]]
+    sums: Sequence[int]
+    group: int
+
+
+def describe_scaling(
+    flags: ScalingFlags,
+    distribution: DistributionFlags,
+    plan: Plan,
+    network: Network,
+    *,
+    memory_bytes: int,
+    model_dir: str | Path,
+) -> dict[str, Any]:
+    """Predict the cost of many ranks, each with as many images a step as in a plan.
+
+    Args:
+        flags: checked; without --plan_ranks nothing is predicted.
+        distribution: flags of the ranks; Horovod is assumed where they name no engine.
+        plan: of the training.
+        network: of it.
+        memory_bytes: of one process, as `describe_needs` estimates them.
+        model_dir: of a run that may have measured a step.
+
+    Returns:
+        ``{"scaling": ...}``: ``basis`` has values by name, each with what it is (given, measured, assumed, computed,
+        estimated or unknown), and ``sizes`` a prediction for each number of ranks; or an empty document.
+    """
+    if flags.plan_ranks is None:
+        return {}
+    # Imported here, as in `find_version_in`.
+    from gaudi_apps.training.run_dir import read_step_seconds
+
+    measured, gradients = read_step_seconds(Path(model_dir), plan.own_batch), sum(size for _, size in network.buckets)
+    assumed: dict[str, Any] = {
+        **ASSUMED,
+        "host_bandwidth_gbps": flags.bandwidth_gbps,
+        "ranks_per_host": min(RANKS_PER_HOST, flags.plan_ranks),
+        "wait_ms": 0.0 if distribution.distribution_strategy != "off" else CYCLE_MS / 2,
+    }
+    given = {name: value for name, value in asdict(flags).items() if value is not None}
+    computed = {
+        "gradient_bytes": gradients,
+        "buckets": len(network.buckets),
+        "statistics_bytes": 2 * VALUE_BYTES * sum(network.tensors.channels),
+        "batch_norm_sums": 0 if network.group == 1 else len(network.sums),
+        "checkpoint_bytes": network.state_bytes,
+    }
+    basis: dict[str, tuple[Any, str]] = {
+        "step_seconds": (measured, "unknown" if measured is None else "measured"),
+        **{name: (value, "assumed") for name, value in assumed.items()},
+        **{name: (value, "given") for name, value in given.items()},
+        **{name: (value, "computed") for name, value in computed.items()},
+        # The buckets are packed, and summed, beside the gradients.
+        "memory_bytes": (memory_bytes + 2 * gradients, "estimated"),
+    }
+    values = {name: value for name, (value, _) in basis.items()}
+    per_host = values["ranks_per_host"]
+    ranks = [size for size in SIZES if size < flags.plan_ranks and size % min(size, per_host) == 0]
+    is_hierarchical = distribution.horovod_hierarchical_allreduce
+    sizes = [_predict(each, values, network, plan, hierarchical=is_hierarchical) for each in (*ranks, flags.plan_ranks)]
+    document = {name: {"value": value, "is": kind} for name, (value, kind) in basis.items()}
+    return {"scaling": {"basis": document, "sizes": sizes}}
+
+
+def _predict(
+    ranks: int, values: Mapping[str, Any], network: Network, plan: Plan, *, hierarchical: bool
+) -> dict[str, Any]:
+    """Predict the cost of a number of ranks; what needs a step's time is None where that is not known."""
+    between, within = (values[name] * 1e9 / 8 for name in ("bandwidth_gbps", "host_bandwidth_gbps"))
+    per_host, latency, wait = min(ranks, values["ranks_per_host"]), values["latency_us"] / 1e6, values["wait_ms"] / 1e3
+    links = scaling.Links(ranks, per_host, between, within, latency, wait)
+    group = min(ranks, network.group or ranks)
+    sums = [VALUE_BYTES * count for count in network.sums] if group > 1 else []
+    alone = values["step_seconds"]
+    step = scaling.Step(
+        alone or 0.0, values["backward_share"], network.buckets, values["statistics_bytes"], sums, group, hierarchical
+    )
+    found, size = scaling.predict_step(step, links), values["checkpoint_bytes"]
+    tensors = len(network.tensors.trainable) + 2 * len(network.tensors.channels)
+    disk, hashing, joining = values["disk_mbps"] * 1e6, values["hashing_mbps"] * 1e6, values["joining_ms"] / 1e3
+    return {
+        "ranks": ranks,
+        "hosts": links.hosts,
+        "allreduce_seconds": found.allreduce,
+        "hidden_seconds": found.hidden if alone else None,
+        "batch_norm_seconds": found.batch_norm,
+        "step_seconds": found.step if alone else None,
+        "efficiency": found.efficiency if alone else None,
+        "images_per_second": ranks * plan.own_batch / found.step if alone else None,
+        "checkpoint_seconds": scaling.checkpoint_seconds(size, disk, hashing, links),
+        "start_seconds": scaling.start_seconds(size, tensors, joining, links),
+    }
+
+
+def _tabulate_scaling(document: Mapping[str, Any]) -> Iterator[Table]:
+    """Yield the tables of what `describe_scaling` returned: what it rests on, and its predictions."""
+    table = _make_table("Many ranks: what is predicted from", "", "value", "is")
+    for name, entry in document["basis"].items():
+        table.add_row(name, _format_value(name, entry["value"]), entry["is"])
+    yield table
+    sizes = document["sizes"]
+    table = _make_table("Many ranks: predicted", "ranks", *(f"{size['ranks']}" for size in sizes))
+    for name in [*sizes[0]][1:]:
+        table.add_row(name, *(_format_value(name, size[name]) for size in sizes))
+    yield table
+
+
+def _format_value(name: str, value: float | None) -> str:
+    if value is None:
+        return "?"
+    if name.endswith("_bytes"):
+        return format_bytes(value)
+    return f"{value:.0f}" if isinstance(value, int) or value >= 1000 else f"{value:.3g}"
+
+
 def print_report(
     document: Mapping[str, Any],
     rows: Iterable[tuple[str, str]],
@@ -309,6 +449,8 @@ def print_report(
         for note in recipe.notes:
             console.print(note)
     console.print(_tabulate_rates(plan))
+    for scaled in _tabulate_scaling(document["scaling"]) if "scaling" in document else ():
+        console.print(scaled)
     for warning in plan.warnings:
         console.print(f"warning: {warning}", style="yellow")
     if launch is not None:
@@ -332,10 +474,15 @@ def list_plan(plan: Plan, keep_checkpoints: int, checkpoint_minutes: float = 0.0
         yield "evaluations", f"every {count_things(plan.evaluation_steps, 'step')}, the best checkpoint is kept"
 
 
-def _tabulate_recipe(recipe: Recipe) -> Table:
-    table = Table(title="Recipe auto", title_justify="left")
-    for heading in ("flag", "value", "reason"):
+def _make_table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
         table.add_column(heading)
+    return table
+
+
+def _tabulate_recipe(recipe: Recipe) -> Table:
+    table = _make_table("Recipe auto", "flag", "value", "reason")
     for row in recipe.list_rows():
         table.add_row(*row)
     return table
