@@ -1,4 +1,4 @@
-"""What 1, 2 and 4 ranks of this machine take for a step by Horovod and Gloo, over what `gaudi_ops.scaling` predicts.
+"""Steps of 1, 2 and 4 ranks of this machine by Horovod and Gloo, over what `gaudi_ops.scaling` predicts for them.
 
 The prediction is from what is measured beside: the step of the same ranks side by side that send nothing, and bandwidth
 and latency of a ring of plain TCP connections between them. So the figures tell what the formulas leave out.
@@ -19,7 +19,6 @@ from gaudi_ops.scaling import Links, Step, allreduce_seconds, predict_step
 
 RANKS = (1, 2, 4)
 CYCLE_SECONDS = 1e-3  # of Horovod by default: an exchange waits for the end of one, half of it on average
-BACKWARD_SHARE = 2 / 3
 SCRIPT = Path(__file__).with_name("scaling_rank.py")
 
 
@@ -38,7 +37,7 @@ def measure(ranks: int, seconds: float) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "timings.json"
         launcher = [sys.executable, "-m", "gaudi_distributed.launch", "--np", str(ranks), "--backend", "gloo"]
-        command = [*launcher, "--cores_per_rank", "1", "--", sys.executable, str(SCRIPT), str(output), f"{seconds:g}"]
+        command = [*launcher, "--", sys.executable, str(SCRIPT), str(output), f"{seconds:g}"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode or not output.exists():
             raise RuntimeError(f"a rank failed: {(done.stderr or done.stdout)[-500:]}")
@@ -52,8 +51,8 @@ def measure(ranks: int, seconds: float) -> Iterator[Figure]:
     seconds_a_byte, latency = (take("byte"), take("latency")) if ranks > 1 else (1.0, 0.0)
     bandwidth = 1 / seconds_a_byte
     links = Links(ranks, ranks, bandwidth, bandwidth, latency, CYCLE_SECONDS / 2)
-    predicted = predict_step(Step(alone, BACKWARD_SHARE, [(1.0, size)], 0), links).step
-    name = f"{ranks} rank{'s' * (ranks > 1)} of one core by Gloo"
+    predicted = predict_step(Step([(1.0, size)], 0, seconds=alone), links).step
+    name = f"{ranks} rank{'s' * (ranks > 1)} by Gloo"
     note = f"measured {take('step'):.3f} s, predicted {predicted:.3f} s, {alone:.3f} s of it without the others"
     yield Figure(f"{name}: a step of ResNet-18, of the predicted", take("step") / predicted, "of 1", note=note)
     if ranks > 1:

@@ -21,9 +21,9 @@ from gaudi_distributed import (
     open_device,
 )
 
-NETWORK, CLASSES, SIDE, BATCH = "resnet18", 100, 64, 4
+NETWORK, CLASSES, SIDE, BATCH = "resnet18", 100, 32, 4
 FEWEST, MOST = 3, 20  # rounds
-STREAM_BYTES, HOPS = 64 << 20, 200
+STREAM_BYTES, HOPS = 32 << 20, 100
 
 
 def main(output: Path, seconds: float) -> None:
@@ -34,6 +34,8 @@ def main(output: Path, seconds: float) -> None:
     communicator = open_communicator(options)
     import tensorflow as tf
 
+    # As many ranks as cores, or more: each computes by one thread.
+    tf.config.threading.set_intra_op_parallelism_threads(1)
     from gaudi_models import build_classifier
 
     model = build_classifier(NETWORK, CLASSES, image_size=SIDE)

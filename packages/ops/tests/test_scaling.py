@@ -10,7 +10,7 @@ from gaudi_ops import scaling
 from gaudi_ops.scaling import Links, Step
 
 MB = 1_000_000
-STEP = Step(0.3, 2 / 3, [(1.0, 60 * MB), (0.4, 40 * MB)], 1000)
+STEP = Step([(1.0, 60 * MB), (0.4, 40 * MB)], 1000, seconds=0.3)
 
 
 def links(ranks: int, per_host: int = 8, latency: float = 1e-5, wait: float = 0.0) -> Links:
@@ -47,9 +47,15 @@ def test_hierarchy_saves_messages_where_there_are_many_hosts() -> None:
 
 
 def test_a_sum_over_groups_has_a_row_for_each() -> None:
-    of_rows = scaling.group_sum_seconds([100, 200], 8, links(64))
-    assert of_rows == pytest.approx(sum(scaling.allreduce_seconds(8 * size, links(64)) for size in (100, 200)))
-    assert scaling.group_sum_seconds([100], 64, links(64)) == scaling.allreduce_seconds(100, links(64))
+    step = STEP._replace(sums=(100, 200), group=8)
+    by_hand = sum(scaling.allreduce_seconds(8 * size, links(64)) for size in (100, 200))
+    assert scaling.batch_norm_seconds(step, links(64)) == pytest.approx(by_hand)
+    of_all = sum(scaling.allreduce_seconds(size, links(64)) for size in (100, 200))
+    for group in (64, 0, 128):
+        assert scaling.batch_norm_seconds(step._replace(group=group), links(64)) == pytest.approx(of_all)
+    assert scaling.batch_norm_seconds(step._replace(group=1), links(64)) == 0
+    rings = scaling.batch_norm_seconds(step._replace(group=0, hierarchical=True), links(64))
+    assert 0 < rings < of_all
 
 
 @pytest.mark.parametrize(
@@ -70,7 +76,7 @@ def test_what_is_left_after_the_backward_pass(transfers: list[tuple[float, float
 def test_a_step_by_hand() -> None:
     """Of 16 ranks: 40 MB are sent in 75 ms from .08 s of the backward pass on, 60 MB in 112.5 ms from its end on."""
     slow = Links(16, 8, 1e9, 1e9, 0.0)
-    found = scaling.predict_step(STEP._replace(statistics=0, exchanges=(MB,), group=8), slow)
+    found = scaling.predict_step(STEP._replace(statistics=0, sums=(MB,), group=8), slow)
     assert (found.allreduce, found.hidden) == pytest.approx((0.1875, 0.075))
     assert found.batch_norm == pytest.approx(2 * 30 / 16 * 1e-3)
     assert found.step == pytest.approx(0.3 + 0.1125 + 0.00375)
@@ -79,10 +85,10 @@ def test_a_step_by_hand() -> None:
 
 def test_one_rank_costs_nothing() -> None:
     alone = links(1, wait=1.0)
-    assert scaling.predict_step(STEP._replace(exchanges=(MB,)), alone) == (0, 0, 0, 0.3, 1)
+    assert scaling.predict_step(STEP._replace(sums=(MB,), group=0), alone) == (0, 0, 0, 0.3, 1)
     assert scaling.start_seconds(100 * MB, 50, 0.1, alone) == 0
     assert scaling.checkpoint_seconds(100 * MB, 1e9, 1e9, alone) == pytest.approx(0.2)
-    assert scaling.predict_step(Step(0.0, 0.5, [], 0), alone).efficiency == 1
+    assert scaling.predict_step(Step([], 0), alone).efficiency == 1
 
 
 def test_links_without_limits_cost_nothing() -> None:

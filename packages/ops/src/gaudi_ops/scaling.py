@@ -46,36 +46,31 @@ class Links(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a rank computes and sends in a step.
+    """The work of a rank in a step, and what it sends.
 
     Attributes:
-        seconds: of the step on one rank alone.
-        backward_share: of these, the share of the backward pass.
         buckets: of gradients: the share of the backward pass after which one is ready, and its bytes.
         statistics: bytes of moving statistics, which are ready before the backward pass.
-        exchanges: bytes of each sum of batch norms over a group of ranks, which all others wait for; empty: none.
-        group: ranks of such a group.
+        sums: bytes of each sum of batch norms over a group of ranks, which all others wait for.
+        group: ranks of such a group; 1: nothing is summed, 0: all ranks.
         hierarchical: all is reduced within hosts first.
+        seconds: of the step on one rank alone.
+        backward_share: of these, the share of the backward pass.
     """
 
-    seconds: float
-    backward_share: float
     buckets: Sequence[tuple[float, int]]
     statistics: int
-    exchanges: Sequence[int] = ()
+    sums: Sequence[int] = ()
     group: int = 1
     hierarchical: bool = False
+    seconds: float = 0.0
+    backward_share: float = 2 / 3
 
 
 class Prediction(NamedTuple):
-    """What a step costs on some ranks, in seconds.
+    """The cost of a step in seconds: of all-reduces, of their part during the backward pass, of batch norms, in all.
 
-    Attributes:
-        allreduce: of gradients and moving statistics.
-        hidden: the part of `allreduce` during the backward pass.
-        batch_norm: of sums over groups.
-        step: in all.
-        efficiency: speed of a rank as a share of one rank's alone.
+    Its efficiency is the speed of a rank, as a share of that of one rank alone.
     """
 
     allreduce: float
@@ -104,12 +99,6 @@ def allreduce_seconds(size: float, links: Links, *, hierarchical: bool = False) 
     return links.wait + within + ring_seconds(size, links.hosts, links.network, links.latency)
 
 
-def group_sum_seconds(sizes: Iterable[int], group: int, links: Links, *, hierarchical: bool = False) -> float:
-    """Return the time of sums over groups of ranks; each is one over all ranks, with a row of its bytes for a group."""
-    rows = max(1, links.ranks // group)
-    return sum(allreduce_seconds(rows * size, links, hierarchical=hierarchical) for size in sizes)
-
-
 def exposed_seconds(transfers: Iterable[tuple[float, float]], backward: float) -> float:
     """Return the time after the backward pass until all transfers are done, which go one after the other.
 
@@ -123,6 +112,15 @@ def exposed_seconds(transfers: Iterable[tuple[float, float]], backward: float) -
     return max(0.0, end - backward)
 
 
+def batch_norm_seconds(step: Step, links: Links) -> float:
+    """Return the time of sums over groups of ranks; each is one over all ranks, with a row of its bytes for a group."""
+    group = min(step.group or links.ranks, links.ranks)
+    if group == 1:
+        return 0.0
+    sizes = (links.ranks // group * size for size in step.sums)
+    return sum(allreduce_seconds(size, links, hierarchical=step.hierarchical) for size in sizes)
+
+
 def predict_step(step: Step, links: Links) -> Prediction:
     """Predict a step on all ranks, each of which computes as much as one alone: weak scaling."""
     backward = step.backward_share * step.seconds
@@ -131,7 +129,7 @@ def predict_step(step: Step, links: Links) -> Prediction:
         for share, size in ((0.0, step.statistics), *step.buckets)
     ]
     allreduce, exposed = sum(seconds for _, seconds in transfers), exposed_seconds(transfers, backward)
-    batch_norm = group_sum_seconds(step.exchanges, step.group, links, hierarchical=step.hierarchical)
+    batch_norm = batch_norm_seconds(step, links)
     whole = step.seconds + exposed + batch_norm
     return Prediction(allreduce, allreduce - exposed, batch_norm, whole, step.seconds / whole if whole else 1.0)
 

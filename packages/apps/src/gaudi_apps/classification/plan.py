@@ -8,11 +8,10 @@ from typing import Any
 from rich.console import Console
 
 from gaudi_apps.classification.flags import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, ScheduleConfig, TrainConfig
-from gaudi_apps.cli.launch import LaunchReport, find_norm_group, list_buckets, list_norm_sums
+from gaudi_apps.cli.launch import LaunchReport, describe_step
 from gaudi_apps.training.plan import (
     BYTES_PER_VALUE,
     DROP_FACTORS,
-    Network,
     Plan,
     TrainingSet,
     count_steps,
@@ -156,14 +155,7 @@ def print_plan(
     plan = make_plan(config, training_set.images)
     document, rows = _describe_plan(config, training_set, plan)
     if config.flags.scaling.plan_ranks is not None:
-        document |= describe_scaling(
-            config.flags.scaling,
-            config.flags.distribution,
-            plan,
-            _describe_network(config, training_set.num_classes),
-            memory_bytes=document["estimated_memory_bytes"],
-            model_dir=config.run.model_dir,
-        )
+        document |= _describe_scaling(config, plan, training_set.num_classes, document.get("estimated_memory_bytes", 0))
     lines: Sequence[str] = ()
     if config.recipe.data is not None:
         from gaudi_apps.classification.data import open_found
@@ -199,8 +191,8 @@ def describe_training_set(config: TrainConfig) -> TrainingSet:
     return TrainingSet(given or len(source), len(source.class_names))
 
 
-def _describe_network(config: TrainConfig, num_classes: int) -> Network:
-    """Describe what ranks send and keep, but for what a pruning keeps.
+def _describe_scaling(config: TrainConfig, plan: Plan, num_classes: int, memory_bytes: int) -> dict[str, Any]:
+    """Predict the cost of many ranks, see `describe_scaling`; what a pruning keeps is left out.
 
     Raises:
         FlagError: the network is one of keras.applications.
@@ -208,12 +200,12 @@ def _describe_network(config: TrainConfig, num_classes: int) -> Network:
     if config.model not in RESNETS:
         wrong = f"--plan_ranks: the tensors of {config.model} are not known without building it"
         raise FlagError(wrong, flag="--plan_ranks", remedy=f"give --model {config.model.removesuffix('_keras')}")
-    flags = config.flags.distribution
-    tensors = list_classifier_tensors(RESNETS[config.model], num_classes, config.flags.data.image_size)
     adam, averages = config.learning.optimizer == "Adam", config.learning.ema_decay > 0
+    tensors = list_classifier_tensors(RESNETS[config.model], num_classes, config.flags.data.image_size)
     # The steps are counted in 8 bytes, and once more by Adam.
     state_bytes = count_state_bytes(tensors, tensors, slots=1 + adam, averages=averages) + 8 * (1 + adam)
-    return Network(tensors, state_bytes, list_buckets(tensors, flags), list_norm_sums(tensors), find_norm_group(flags))
+    step = describe_step(tensors, config.flags.distribution)
+    return describe_scaling(config.flags, plan, step, tensors, state_bytes, memory_bytes)
 
 
 def _describe_plan(

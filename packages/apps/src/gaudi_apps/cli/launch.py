@@ -24,6 +24,7 @@ from gaudi_distributed.comm.horovod_engine import require_horovod
 from gaudi_distributed.comm.opening import CommunicationOptions, Engine, find_engine
 from gaudi_distributed.devices.selection import DeviceKind, count_devices
 from gaudi_ops.program import flush_output, say
+from gaudi_ops.scaling import Step
 
 if TYPE_CHECKING:
     from gaudi_distributed.launch.planning import CommandLine
@@ -322,29 +323,22 @@ def choose_batch(config: Any, given: Collection[str], wanted: int, workers: int)
     return own, share_batch(flags, own, workers)
 
 
-def list_buckets(tensors: Tensors, flags: DistributionFlags) -> list[tuple[float, int]]:
-    """List the buckets in which a communicator sends gradients, as `gaudi_ops.scaling.Step` has them.
+def describe_step(tensors: Tensors, flags: DistributionFlags) -> Step:
+    """Describe what a rank sends in a step of TensorFlow; its seconds are left out.
 
-    The backward pass goes from the last tensor to the first, so a bucket is ready with its first one.
+    The backward pass goes from the last tensor to the first, so a bucket is ready with its first one. A batch norm sums
+    in the forward and in the backward pass, see `gaudi_ops.tf.synchronized_batch_norm`.
     """
-    value_bytes = 4 if flags.gradient_compression == "none" else 2
     megabytes = DEFAULT_MB if flags.fusion_threshold_mb is None else flags.fusion_threshold_mb
-    sizes = [value_bytes * values for values, _ in tensors.trainable]
+    sizes = [(4 if flags.gradient_compression == "none" else 2) * values for values, _ in tensors.trainable]
     work = [each for _, each in tensors.trainable]
-    return [
+    buckets = [
         (1 - sum(work[: bucket[0]]) / sum(work), sum(sizes[index] for index in bucket))
         for bucket in plan_buckets([("", size) for size in sizes], megabytes * BYTES_PER_MB)
     ]
-
-
-def list_norm_sums(tensors: Tensors) -> list[int]:
-    """List the values of each sum of `gaudi_ops.tf.batch_norm`, which a batch norm makes in each of both directions."""
-    return [count for channels in tensors.channels for count in (2 * channels + 1, 2 * channels)]
-
-
-def find_norm_group(flags: DistributionFlags) -> int:
-    """Return the ranks that share statistics of batch norm, as `gaudi_apps.training.plan.Network` has them."""
-    return flags.bn_group if flags.distributed_bn else 1
+    sums = [4 * count for channels in tensors.channels for count in (2 * channels + 1, 2 * channels)]
+    group = flags.bn_group if flags.distributed_bn else 1
+    return Step(buckets, 8 * sum(tensors.channels), sums, group, flags.horovod_hierarchical_allreduce)
 
 
 def _choose_engine(flags: DistributionFlags, find_device: FindDevice) -> Engine:

@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from tyro.conf import arg
 
-from gaudi_apps.cli import flags
-from gaudi_apps.cli.flag_rules import (
-    Switch,
-    check_bounds,
-    fixed,
-    parse_step_range,
-    per_rank,
-    require_alone,
-    resume_safe,
-)
+from gaudi_apps.cli import flag_rules, flags
+from gaudi_apps.cli.flag_rules import Switch, check_bounds, fixed, per_rank, require_alone, resume_safe
 from gaudi_apps.cli.flags import (
     NOTHING_TO_VALIDATE,
     USING,
@@ -271,7 +263,7 @@ def validate(config: SSDConfig) -> None:
         raise FlagError(
             "--eval_epochs: needs records with a truth; random and static batches have none", flag="--eval_epochs"
         )
-    parse_step_range(config.report.profile)
+    flag_rules.parse_step_range(config.report.profile)
 
 
 def _check_runtime(run: RunFlags, config: SSDConfig) -> None:

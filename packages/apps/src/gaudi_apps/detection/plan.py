@@ -11,13 +11,12 @@ from typing import Any
 
 from rich.console import Console
 
-from gaudi_apps.cli.launch import LaunchReport, choose_batch, find_norm_group, list_buckets, list_norm_sums, share_batch
+from gaudi_apps.cli.launch import LaunchReport, choose_batch, describe_step, share_batch
 from gaudi_apps.detection.config import COCO_CLASSES, COCO_TRAIN_IMAGES, SSDConfig, open_found
 from gaudi_apps.training.plan import (
     BYTES_PER_VALUE,
     CURRENT,
     DROP_FACTORS,
-    Network,
     Plan,
     TrainingSet,
     count_steps,
@@ -219,30 +218,29 @@ def print_plan(
         recipe: what was chosen from the data and the machine.
     """
     training_set = describe_training_set(config, workers)
-    emphasis = emphasis or {}
+    emphasis, frozen = emphasis or {}, config.network.freeze == "backbone"
     # A number of images that is given replaces that of the data, repeated or not.
     images = config.data.num_examples_per_epoch or emphasis.get("images_per_epoch", training_set.images)
     plan = make_plan(config, images, workers, find_version_in(config.run.model_dir, clean=config.run.clean))
+    architecture = SSDArchitecture(config.network.backbone, config.network.image_size)
     document, rows = describe_plan(
         plan,
         training_set,
         keep_checkpoints=config.report.keep_ckpt_max,
         bytes_per_value=BYTES_PER_VALUE[config.device.dtype],
         weight_decay=config.schedule.weight_decay,
-        architecture=SSDArchitecture(config.network.backbone, config.network.image_size),
+        architecture=architecture,
         checkpoint_minutes=config.report.save_checkpoints_minutes,
     )
     document |= {"rare_classes": dict(emphasis)} if emphasis else {}
-    document |= describe_scaling(
-        config.scaling,
-        config.distribution,
-        plan,
-        _describe_network(config, training_set.num_classes),
-        memory_bytes=document["estimated_memory_bytes"],
-        model_dir=config.run.model_dir,
+    every, trained = (
+        list_ssd_tensors(training_set.num_classes, architecture, is_frozen=one) for one in (False, frozen)
     )
+    state_bytes = count_state_bytes(every, trained, averages=config.run.ema_decay > 0)
+    step, memory_bytes = describe_step(trained, config.distribution), document["estimated_memory_bytes"]
+    document |= describe_scaling(config, plan, step, trained, state_bytes, memory_bytes)
     rows += list_emphasis(emphasis)
-    if config.network.freeze == "backbone":
+    if frozen:
         rows.append(("frozen", "the backbone, with the statistics of its batch norms"))
     lines: Sequence[str] = ()
     if config.recipe.data is not None:
@@ -308,15 +306,6 @@ def describe_plan(
     boxes = architecture.spec.num_boxes
     network = f"SSD, {architecture.backbone}, {architecture.image_size} pixels, {boxes} default boxes"
     return document, [*rows, ("network", network), ("optimizer", f"SGD, weight decay {weight_decay:g}"), *needs_rows]
-
-
-def _describe_network(config: SSDConfig, num_classes: int) -> Network:
-    """Describe what ranks send and keep."""
-    flags, architecture = config.distribution, SSDArchitecture(config.network.backbone, config.network.image_size)
-    trained = list_ssd_tensors(num_classes, architecture, is_frozen=config.network.freeze == "backbone")
-    every, averages = list_ssd_tensors(num_classes, architecture), config.run.ema_decay > 0
-    state_bytes = count_state_bytes(every, trained, averages=averages)
-    return Network(trained, state_bytes, list_buckets(trained, flags), list_norm_sums(trained), find_norm_group(flags))
 
 
 def list_emphasis(emphasis: Mapping[str, Any]) -> list[tuple[str, str]]:

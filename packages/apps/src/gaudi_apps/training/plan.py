@@ -18,7 +18,7 @@ from gaudi_ops import scaling
 from gaudi_ops.schedules import Schedule
 
 if TYPE_CHECKING:
-    from gaudi_apps.cli.flags import DistributionFlags, ScalingFlags
+    from gaudi_apps.cli.flags import ProgramConfig
     from gaudi_apps.cli.launch import LaunchReport
     from gaudi_apps.training.recipe import Recipe
     from gaudi_apps.training.run_dir import RunFolder
@@ -274,114 +274,83 @@ SIZES = (8, 64, 512)  # predicted besides --plan_ranks
 # docs/scaling.md says where they come from.
 ASSUMED = {"latency_us": 20.0, "disk_mbps": 500.0, "backward_share": 2 / 3, "hashing_mbps": 400.0, "joining_ms": 4.0}
 CYCLE_MS = 1.0  # of Horovod, which begins an exchange at the end of one
-VALUE_BYTES = 4
-
-
-class Network(NamedTuple):
-    """What ranks send and keep.
-
-    Attributes:
-        tensors: that are trained.
-        state_bytes: of a checkpoint, see `gaudi_models.architectures.count_state_bytes`.
-        buckets: of gradients, see `gaudi_ops.scaling.Step`.
-        sums: values of each sum of a batch norm over a group of ranks.
-        group: ranks of such a group; 1: there are none, 0: all ranks.
-    """
-
-    tensors: Tensors
-    state_bytes: int
-    buckets: Sequence[tuple[float, int]]
-    sums: Sequence[int]
-    group: int
 
 
 def describe_scaling(
-    flags: ScalingFlags,
-    distribution: DistributionFlags,
-    plan: Plan,
-    network: Network,
-    *,
-    memory_bytes: int,
-    model_dir: str | Path,
+    config: ProgramConfig, plan: Plan, step: scaling.Step, tensors: Tensors, state_bytes: int, memory_bytes: int
 ) -> dict[str, Any]:
-    """Predict the cost of many ranks, each with as many images a step as in a plan.
+    """Predict the cost of --plan_ranks ranks and of fewer, each with as many images a step as in a plan.
 
     Args:
-        flags: checked; without --plan_ranks nothing is predicted.
-        distribution: flags of the ranks; Horovod is assumed where they name no engine.
+        config: validated; Horovod is assumed where it names no engine.
         plan: of the training.
-        network: of it.
+        step: of it, without its seconds.
+        tensors: of the network.
+        state_bytes: of a checkpoint.
         memory_bytes: of one process, as `describe_needs` estimates them.
-        model_dir: of a run that may have measured a step.
 
     Returns:
         ``{"scaling": ...}``: ``basis`` has values by name, each with what it is (given, measured, assumed, computed,
         estimated or unknown), and ``sizes`` a prediction for each number of ranks; or an empty document.
     """
+    flags, distribution = config.scaling, config.distribution.to_distribution()
     if flags.plan_ranks is None:
         return {}
     # Imported here, as in `find_version_in`.
     from gaudi_apps.training.run_dir import read_step_seconds
 
-    measured, gradients = read_step_seconds(Path(model_dir), plan.own_batch), sum(size for _, size in network.buckets)
+    measured, gradients = (
+        read_step_seconds(Path(config.run.model_dir), plan.own_batch),
+        sum(size for _, size in step.buckets),
+    )
     assumed: dict[str, Any] = {
         **ASSUMED,
         "host_bandwidth_gbps": flags.bandwidth_gbps,
         "ranks_per_host": min(RANKS_PER_HOST, flags.plan_ranks),
         "wait_ms": 0.0 if distribution.distribution_strategy != "off" else CYCLE_MS / 2,
     }
-    given = {name: value for name, value in asdict(flags).items() if value is not None}
     computed = {
         "gradient_bytes": gradients,
-        "buckets": len(network.buckets),
-        "statistics_bytes": 2 * VALUE_BYTES * sum(network.tensors.channels),
-        "batch_norm_sums": 0 if network.group == 1 else len(network.sums),
-        "checkpoint_bytes": network.state_bytes,
+        "buckets": len(step.buckets),
+        "statistics_bytes": step.statistics,
+        "batch_norm_sums": 0 if step.group == 1 else len(step.sums),
+        "checkpoint_bytes": state_bytes,
     }
     basis: dict[str, tuple[Any, str]] = {
         "step_seconds": (measured, "unknown" if measured is None else "measured"),
         **{name: (value, "assumed") for name, value in assumed.items()},
-        **{name: (value, "given") for name, value in given.items()},
+        **{name: (value, "given") for name, value in asdict(flags).items() if value is not None},
         **{name: (value, "computed") for name, value in computed.items()},
         # The buckets are packed, and summed, beside the gradients.
         "memory_bytes": (memory_bytes + 2 * gradients, "estimated"),
     }
     values = {name: value for name, (value, _) in basis.items()}
-    per_host = values["ranks_per_host"]
-    ranks = [size for size in SIZES if size < flags.plan_ranks and size % min(size, per_host) == 0]
-    is_hierarchical = distribution.horovod_hierarchical_allreduce
-    sizes = [_predict(each, values, network, plan, hierarchical=is_hierarchical) for each in (*ranks, flags.plan_ranks)]
+    step = step._replace(seconds=values["step_seconds"] or 0.0, backward_share=values["backward_share"])
+    messages = 2 * len(tensors.trainable) + 2 * len(tensors.channels)  # weights, velocities, means and variances
+    ranks = [size for size in SIZES if size < flags.plan_ranks and size % min(size, values["ranks_per_host"]) == 0]
+    sizes = [_predict(each, values, step, messages, plan.own_batch) for each in (*ranks, flags.plan_ranks)]
     document = {name: {"value": value, "is": kind} for name, (value, kind) in basis.items()}
     return {"scaling": {"basis": document, "sizes": sizes}}
 
 
-def _predict(
-    ranks: int, values: Mapping[str, Any], network: Network, plan: Plan, *, hierarchical: bool
-) -> dict[str, Any]:
+def _predict(ranks: int, values: Mapping[str, Any], step: scaling.Step, messages: int, images: int) -> dict[str, Any]:
     """Predict the cost of a number of ranks; what needs a step's time is None where that is not known."""
     between, within = (values[name] * 1e9 / 8 for name in ("bandwidth_gbps", "host_bandwidth_gbps"))
-    per_host, latency, wait = min(ranks, values["ranks_per_host"]), values["latency_us"] / 1e6, values["wait_ms"] / 1e3
-    links = scaling.Links(ranks, per_host, between, within, latency, wait)
-    group = min(ranks, network.group or ranks)
-    sums = [VALUE_BYTES * count for count in network.sums] if group > 1 else []
-    alone = values["step_seconds"]
-    step = scaling.Step(
-        alone or 0.0, values["backward_share"], network.buckets, values["statistics_bytes"], sums, group, hierarchical
-    )
+    latency, wait, joining = values["latency_us"] / 1e6, values["wait_ms"] / 1e3, values["joining_ms"] / 1e3
+    links = scaling.Links(ranks, min(ranks, values["ranks_per_host"]), between, within, latency, wait)
     found, size = scaling.predict_step(step, links), values["checkpoint_bytes"]
-    tensors = len(network.tensors.trainable) + 2 * len(network.tensors.channels)
-    disk, hashing, joining = values["disk_mbps"] * 1e6, values["hashing_mbps"] * 1e6, values["joining_ms"] / 1e3
+    disk, hashing = values["disk_mbps"] * 1e6, values["hashing_mbps"] * 1e6
     return {
         "ranks": ranks,
         "hosts": links.hosts,
         "allreduce_seconds": found.allreduce,
-        "hidden_seconds": found.hidden if alone else None,
+        "hidden_seconds": found.hidden if step.seconds else None,
         "batch_norm_seconds": found.batch_norm,
-        "step_seconds": found.step if alone else None,
-        "efficiency": found.efficiency if alone else None,
-        "images_per_second": ranks * plan.own_batch / found.step if alone else None,
+        "step_seconds": found.step if step.seconds else None,
+        "efficiency": found.efficiency if step.seconds else None,
+        "images_per_second": ranks * images / found.step if step.seconds else None,
         "checkpoint_seconds": scaling.checkpoint_seconds(size, disk, hashing, links),
-        "start_seconds": scaling.start_seconds(size, tensors, joining, links),
+        "start_seconds": scaling.start_seconds(size, messages, joining, links),
     }
 
 
