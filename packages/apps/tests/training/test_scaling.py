@@ -220,7 +220,7 @@ def test_tensors_and_buckets_are_those_of_the_network(name: str) -> None:
     [
         ("ssd_train", "--backbone resnet18 --ema_decay .9 --no_evaluate --save_summary_steps 9"),
         ("resnet_train", "--model resnet18 --image_size 64 --optimizer Adam --ema_decay .9 --skip_eval"),
-        ("resnext_train", "--model resnext50 --image_size 64 --skip_eval"),
+        ("resnext_train", "--resnet_size 50 --ema_decay .9"),
         ("ssd_mxnet_train", ""),
     ],
 )
