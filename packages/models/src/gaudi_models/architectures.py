@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from gaudi_models.padding import Padding
 from gaudi_ops import SSD300, SSD512, SSD_SPECS, DefaultBoxSpec
@@ -168,12 +168,59 @@ def list_convolutions(
                 channels = unit.filters
 
 
+class Tensors(NamedTuple):
+    """The tensors of a network that ranks exchange, in the order of its layers.
+
+    Attributes:
+        trainable: numbers of each, and multiplications of the forward pass of an image by them.
+        channels: of each batch norm.
+    """
+
+    trainable: tuple[tuple[int, int], ...]
+    channels: tuple[int, ...]
+
+    @property
+    def parameters(self) -> int:
+        """Return the number of trainable parameters."""
+        return sum(values for values, _ in self.trainable)
+
+
+_Convolutions: TypeAlias = Sequence[tuple[Unit, int, int]]
+
+
+def _list_tensors(backbone: _Convolutions, others: _Convolutions) -> Tensors:
+    """List the tensors of convolutions, each with batch norm, and of others, each with a bias."""
+    trainable: list[tuple[int, int]] = []
+    channels: list[int] = []
+    for (unit, before, side), vectors in (*((one, 2) for one in backbone), *((one, 1) for one in others)):
+        weights = unit.count_weights(before)
+        trainable += ((weights, weights * side**2), *vectors * ((unit.filters, 0),))
+        channels += (unit.filters,) * (vectors - 1)
+    return Tensors(tuple(trainable), tuple(channels))
+
+
+def list_classifier_tensors(architecture: Architecture, num_classes: int, image_size: int = 224) -> Tensors:
+    """List the tensors of a classifier."""
+    convolutions = list(list_convolutions(architecture, image_size))
+    return _list_tensors(convolutions, [(Unit(num_classes, 1), convolutions[-1][0].filters, 1)])
+
+
+def count_state_bytes(every: Tensors, trained: Tensors, *, slots: int = 1, averages: bool = False) -> int:
+    """Count the bytes of a training's state: weights, moving statistics, what the optimizer keeps, and averages.
+
+    Args:
+        every: the network's tensors.
+        trained: those of them that the optimizer updates, each with `slots` tensors of its own.
+        slots: 1 for a velocity, 2 for Adam.
+        averages: an average of weights and statistics is kept, with a count of 8 bytes.
+    """
+    values = every.parameters + 2 * sum(every.channels)
+    return 4 * ((2 if averages else 1) * values + slots * trained.parameters) + 8 * averages
+
+
 def count_parameters(architecture: Architecture, num_classes: int) -> int:
     """Count the trainable parameters of a classifier."""
-    convolutions = list(list_convolutions(architecture))
-    # A batch norm has two numbers a channel.
-    backbone = sum(unit.count_weights(channels) + 2 * unit.filters for unit, channels, _ in convolutions)
-    return backbone + (convolutions[-1][0].filters + 1) * num_classes
+    return list_classifier_tensors(architecture, num_classes).parameters
 
 
 def measure_classifier(architecture: Architecture, num_classes: int, image_size: int) -> tuple[int, int]:
@@ -198,7 +245,21 @@ def measure_ssd(num_classes: int, architecture: SSDArchitecture | None = None) -
     Returns:
         as `measure_classifier`.
     """
-    architecture = architecture or SSDArchitecture()
+    backbone, others = _list_ssd_convolutions(num_classes, architecture or SSDArchitecture())
+    kept = sum(2 * unit.filters * side**2 for unit, _, side in (*backbone, *others))
+    return _list_tensors(backbone, others).parameters, kept
+
+
+def list_ssd_tensors(
+    num_classes: int, architecture: SSDArchitecture | None = None, *, is_frozen: bool = False
+) -> Tensors:
+    """List the tensors of a detector, see `measure_ssd`; without those of the backbone, where that `is_frozen`."""
+    backbone, others = _list_ssd_convolutions(num_classes, architecture or SSDArchitecture())
+    return _list_tensors([] if is_frozen else backbone, others)
+
+
+def _list_ssd_convolutions(num_classes: int, architecture: SSDArchitecture) -> tuple[_Convolutions, _Convolutions]:
+    """Return the convolutions of a detector's backbone, and the others, as `list_convolutions` does."""
     spec = architecture.spec
     backbone = list(list_convolutions(RESNETS[architecture.backbone], spec.image_size, SSD_STAGE_STRIDES))
     others: list[tuple[Unit, int, int]] = []
@@ -210,9 +271,7 @@ def measure_ssd(num_classes: int, architecture: SSDArchitecture | None = None) -
         side, channels = -(-side // stride) if pads else side - 2, filters
         others.append((Unit(filters, 3, stride), reduced, side))
         levels.append((channels, side))
-    for (channels, side), boxes in zip(levels, spec.boxes_per_cell, strict=True):
-        others.append((Unit(boxes * (num_classes + 1 + 4), 3), channels, side))
-    # A batch norm has two numbers a channel, and a convolution without one a bias.
-    parameters = sum(unit.count_weights(channels) + 2 * unit.filters for unit, channels, _ in backbone)
-    parameters += sum(unit.count_weights(channels) + unit.filters for unit, channels, _ in others)
-    return parameters, sum(2 * unit.filters * side**2 for unit, _, side in (*backbone, *others))
+    for values in (num_classes + 1, 4):
+        for (channels, side), boxes in zip(levels, spec.boxes_per_cell, strict=True):
+            others.append((Unit(boxes * values, 3), channels, side))
+    return backbone, others

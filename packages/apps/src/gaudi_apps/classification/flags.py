@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from gaudi_apps.cli import flags
+from gaudi_apps.cli import flag_rules, flags
 from gaudi_apps.cli.flag_rules import Switch, check_bounds, fixed, per_rank, require_alone, resume_safe
-from gaudi_apps.cli.flags import USING, DistributionFlags, ParityFlags, RecipeFlags, check_modes, parse_step_range
+from gaudi_apps.cli.flags import USING, DistributionFlags, ParityFlags, RecipeFlags, ScalingFlags, check_modes
 from gaudi_apps.runtime.settings import Distribution, RunSettings, ThreadFlag, make_device_settings
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
 from gaudi_datasets.errors import FlagError
@@ -186,6 +186,7 @@ class ClassifierConfig(flags.ProgramConfig):
     distribution: DistributionFlags = field(default_factory=DistributionFlags)
     report: ReportFlags = field(default_factory=ReportFlags)
     parity: ParityFlags = field(default_factory=ParityFlags)
+    scaling: ScalingFlags = field(default_factory=ScalingFlags)
 
 
 @dataclass(frozen=True)
@@ -331,7 +332,7 @@ def make_run_settings(
         checkpoint_minutes=report.save_checkpoints_minutes,
         log_every=log_every,
         summary_every=summary_every,
-        profiled_steps=parse_step_range(profile, "profile"),
+        profiled_steps=flag_rules.parse_step_range(profile, "profile"),
         draws_input=report.vis_dataloader,
         weights=weights,
         target=report.target,
@@ -403,7 +404,7 @@ def check_common(
             remedy = "give --eval_epochs above 0"
         if remedy:
             raise FlagError("--target and --patience: need evaluations", flag="--target", remedy=remedy)
-    parse_step_range(config.report.profile, "profile")
+    flag_rules.parse_step_range(config.report.profile, "profile")
 
 
 def _check_data(data: DataFlags, mode: str, found: str | None) -> None:

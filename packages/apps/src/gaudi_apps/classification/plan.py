@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from gaudi_apps.classification.flags import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, ScheduleConfig, TrainConfig
-from gaudi_apps.cli.launch import LaunchReport
+from gaudi_apps.cli.launch import LaunchReport, describe_step
 from gaudi_apps.training.plan import (
     BYTES_PER_VALUE,
     DROP_FACTORS,
@@ -16,6 +16,7 @@ from gaudi_apps.training.plan import (
     TrainingSet,
     count_steps,
     describe_needs,
+    describe_scaling,
     list_plan,
     list_usual_warnings,
     print_report,
@@ -30,7 +31,8 @@ from gaudi_apps.training.recipe import (
     describe_found,
     fit_evaluations,
 )
-from gaudi_models.architectures import RESNETS, measure_classifier
+from gaudi_datasets.errors import FlagError
+from gaudi_models.architectures import RESNETS, count_state_bytes, list_classifier_tensors, measure_classifier
 from gaudi_ops import schedules
 
 
@@ -152,6 +154,8 @@ def print_plan(
     training_set = describe_training_set(config)
     plan = make_plan(config, training_set.images)
     document, rows = _describe_plan(config, training_set, plan)
+    if config.flags.scaling.plan_ranks is not None:
+        document |= _describe_scaling(config, plan, training_set.num_classes, document.get("estimated_memory_bytes", 0))
     lines: Sequence[str] = ()
     if config.recipe.data is not None:
         from gaudi_apps.classification.data import open_found
@@ -185,6 +189,23 @@ def describe_training_set(config: TrainConfig) -> TrainingSet:
 
     source = open_training_source(config)
     return TrainingSet(given or len(source), len(source.class_names))
+
+
+def _describe_scaling(config: TrainConfig, plan: Plan, num_classes: int, memory_bytes: int) -> dict[str, Any]:
+    """Predict the cost of many ranks, see `describe_scaling`; what a pruning keeps is left out.
+
+    Raises:
+        FlagError: the network is one of keras.applications.
+    """
+    if config.model not in RESNETS:
+        wrong = f"--plan_ranks: the tensors of {config.model} are not known without building it"
+        raise FlagError(wrong, flag="--plan_ranks", remedy=f"give --model {config.model.removesuffix('_keras')}")
+    adam, averages = config.learning.optimizer == "Adam", config.learning.ema_decay > 0
+    tensors = list_classifier_tensors(RESNETS[config.model], num_classes, config.flags.data.image_size)
+    # The steps are counted in 8 bytes, and once more by Adam.
+    state_bytes = count_state_bytes(tensors, tensors, slots=1 + adam, averages=averages) + 8 * (1 + adam)
+    step = describe_step(tensors, config.flags.distribution)
+    return describe_scaling(config.flags, plan, step, tensors, state_bytes, memory_bytes)
 
 
 def _describe_plan(

@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import difflib
 import math
+import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -220,6 +221,23 @@ def check_bounds(config: Any) -> None:
         fault = rules[name].find_fault(value)
         if fault is not None:
             raise FlagError(f"--{name} {value:g}: {fault}", flag=f"--{name}")
+
+
+def parse_step_range(text: str, flag: str = "profile") -> range:
+    """Parse the steps of a flag such as `--profile a,b`, counted from 1; the range is empty for ``0,0``.
+
+    Raises:
+        FlagError: it is not two numbers of at least 1, the smaller one first.
+    """
+    match = re.fullmatch(r"\s*(\d+)\s*,\s*(\d+)\s*", text, re.ASCII)
+    if match is None:
+        raise FlagError(f"--{flag} {text!r}: must be two steps as in 100,110, or 0,0 for none", flag=f"--{flag}")
+    first, last = int(match[1]), int(match[2])
+    if first == last == 0:
+        return range(0)
+    if not 1 <= first <= last:
+        raise FlagError(f"--{flag} {text}: must be steps of at least 1, the smaller one first", flag=f"--{flag}")
+    return range(first, last + 1)
 
 
 def require_alone(flag: str, value: str, others: Mapping[str, Any]) -> None:

@@ -1,7 +1,6 @@
 """Flags that several programs share: groups to inherit from, several processes, and `--mode parity`.
 
-A program that inherits a group may declare a flag of it again with another default or a short form; rules and help are
-those of the group.
+A program may declare an inherited flag again, with another default or a short form; rules and help are inherited.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ class ProgramConfig:
     distribution: HorovodFlags
     report: ReportFlags
     parity: ParityFlags
+    scaling: ScalingFlags
 
 
 ExportFormat = Literal["saved_model", "onnx", "tflite", "openvino", "safetensors"]
@@ -271,21 +271,24 @@ class DistributionFlags(HorovodFlags):
         return self
 
 
-def parse_step_range(text: str, flag: str = "profile") -> range:
-    """Parse the steps of a flag such as `--profile a,b`, counted from 1; the range is empty for ``0,0``.
+@dataclass(frozen=True)
+class ScalingFlags:
+    """For --mode plan: predict the cost of a launch of many ranks."""
 
-    Raises:
-        FlagError: it is not two numbers of at least 1, the smaller one first.
-    """
-    match = re.fullmatch(r"\s*(\d+)\s*,\s*(\d+)\s*", text, re.ASCII)
-    if match is None:
-        raise FlagError(f"--{flag} {text!r}: must be two steps as in 100,110, or 0,0 for none", flag=f"--{flag}")
-    first, last = int(match[1]), int(match[2])
-    if first == last == 0:
-        return range(0)
-    if not 1 <= first <= last:
-        raise FlagError(f"--{flag} {text}: must be steps of at least 1, the smaller one first", flag=f"--{flag}")
-    return range(first, last + 1)
+    plan_ranks: Annotated[int | None, resume_safe(minimum=1, per_command=True)] = None
+    """Number of ranks to predict communication, memory, checkpoints, start and efficiency for."""
+    bandwidth_gbps: Annotated[float | None, resume_safe(above=0, per_command=True)] = None
+    """Gigabits a second, in one direction, that a host sends to others; its ranks share them."""
+    host_bandwidth_gbps: Annotated[float | None, resume_safe(above=0, per_command=True)] = None
+    """Gigabits a second that a rank sends to another one of its host; by default as --bandwidth_gbps."""
+    ranks_per_host: Annotated[int | None, resume_safe(minimum=1, per_command=True)] = None
+    """Number of ranks on a host; by default 8, or all."""
+    latency_us: Annotated[float | None, resume_safe(minimum=0, per_command=True)] = None
+    """Microseconds of a message, besides its bytes; by default 20."""
+    step_seconds: Annotated[float | None, resume_safe(above=0, per_command=True)] = None
+    """Seconds of a step of one rank alone; by default as a run of one process in --model_dir has measured."""
+    disk_mbps: Annotated[float | None, resume_safe(above=0, per_command=True)] = None
+    """Megabytes a second that the disk of --model_dir takes; by default 500."""
 
 
 NOTHING_TO_VALIDATE = "give images to validate on, as by --val_share above 0, or leave both out"

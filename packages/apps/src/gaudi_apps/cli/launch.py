@@ -19,13 +19,16 @@ from gaudi_datasets.errors import FlagError
 from gaudi_distributed import ConfigurationError, DeviceError
 from gaudi_distributed.cluster.hosts import find_cluster
 from gaudi_distributed.cluster.rank_info import detect_rank, is_launched, write_tf_config
+from gaudi_distributed.comm.communicator import BYTES_PER_MB, DEFAULT_MB, plan_buckets
 from gaudi_distributed.comm.horovod_engine import require_horovod
 from gaudi_distributed.comm.opening import CommunicationOptions, Engine, find_engine
 from gaudi_distributed.devices.selection import DeviceKind, count_devices
 from gaudi_ops.program import flush_output, say
+from gaudi_ops.scaling import Step
 
 if TYPE_CHECKING:
     from gaudi_distributed.launch.planning import CommandLine
+    from gaudi_models.architectures import Tensors
 
 LAUNCHER = "gaudi_distributed.launch"
 _HOSTS = "MULTI_HLS_IPS"
@@ -318,6 +321,24 @@ def choose_batch(config: Any, given: Collection[str], wanted: int, workers: int)
         of_one = max(1, wanted // workers)
         own = of_one if flags.distribution_strategy == "off" else of_one * workers
     return own, share_batch(flags, own, workers)
+
+
+def describe_step(tensors: Tensors, flags: DistributionFlags) -> Step:
+    """Describe what a rank sends in a step of TensorFlow; its seconds are left out.
+
+    The backward pass goes from the last tensor to the first, so a bucket is ready with its first one. A batch norm sums
+    in the forward and in the backward pass, see `gaudi_ops.tf.synchronized_batch_norm`.
+    """
+    megabytes = DEFAULT_MB if flags.fusion_threshold_mb is None else flags.fusion_threshold_mb
+    sizes = [(4 if flags.gradient_compression == "none" else 2) * values for values, _ in tensors.trainable]
+    work = [each for _, each in tensors.trainable]
+    buckets = [
+        (1 - sum(work[: bucket[0]]) / sum(work), sum(sizes[index] for index in bucket))
+        for bucket in plan_buckets([("", size) for size in sizes], megabytes * BYTES_PER_MB)
+    ]
+    sums = [4 * count for channels in tensors.channels for count in (2 * channels + 1, 2 * channels)]
+    group = flags.bn_group if flags.distributed_bn else 1
+    return Step(buckets, 8 * sum(tensors.channels), sums, group, flags.horovod_hierarchical_allreduce)
 
 
 def _choose_engine(flags: DistributionFlags, find_device: FindDevice) -> Engine:

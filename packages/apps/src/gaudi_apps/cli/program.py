@@ -10,13 +10,13 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from gaudi_apps.cli.flag_rules import check_bounds, naming_as_typed, parse_config
-from gaudi_apps.cli.flags import USING, ParityFlags, check_minutes
+from gaudi_apps.cli.flags import USING, ParityFlags, ScalingFlags, check_minutes
 from gaudi_apps.cli.launch import (
     FindDevice,
     LaunchReport,
@@ -29,6 +29,7 @@ from gaudi_apps.cli.launch import (
 )
 from gaudi_apps.runtime.errors import FailureReporter
 from gaudi_apps.runtime.settings import Distribution
+from gaudi_apps.training.plan import RANKS_PER_HOST
 from gaudi_apps.training.recipe import Recipe, read_recipe
 from gaudi_datasets.arguments import FormerFlag, is_switch_on, read_switch, split_word
 from gaudi_datasets.errors import FlagError
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from gaudi_apps.training.application import Application
     from gaudi_apps.training.trainer import Trainer
 
+_OF_PLAN = frozenset({"mode", *(entry.name for entry in fields(ScalingFlags))})  # flags with a value
 TOGETHER = ("train", "eval", "dry_run")  # modes that several processes share
 
 
@@ -122,6 +124,7 @@ class Program(ABC):
         completed = fill_distribution_flags(config.distribution, os.environ, _device_finder(config))
         config = replace(config, distribution=completed)
         self.validate(config)
+        check_scaling(config.scaling, self.find_mode(config))
         return config
 
     def choose_recipe(self, config: Any, given: frozenset[str], workers: int) -> Recipe:
@@ -307,6 +310,23 @@ def _compute(mode: str, app: Application, reporter: FailureReporter, elastic: El
             app.export(session.restore_used)
 
 
+def check_scaling(flags: ScalingFlags, mode: str) -> None:
+    """Raise FlagError for the first flag of a launch of many ranks that does not fit the mode, or the others."""
+    ranks, given = flags.plan_ranks, [name for name, value in asdict(flags).items() if value is not None]
+    if given and mode != "plan":
+        raise FlagError(f"--{given[0]}: is for --mode plan; mode is {mode}", flag=f"--{given[0]}")
+    if ranks is None:
+        if given:
+            raise FlagError(f"--{given[0]}: is for --plan_ranks", flag=f"--{given[0]}", remedy="give both, or none")
+        return
+    if flags.bandwidth_gbps is None:
+        raise FlagError("--plan_ranks: needs --bandwidth_gbps, that of the network", flag="--plan_ranks")
+    per_host = flags.ranks_per_host or min(RANKS_PER_HOST, ranks)
+    if ranks % per_host:
+        wrong = f"--ranks_per_host {per_host}: must divide the {ranks} ranks of --plan_ranks"
+        raise FlagError(wrong, flag="--ranks_per_host", remedy="give another number")
+
+
 def drop_plan_flags(arguments: Sequence[str]) -> list[str]:
     """Return the arguments of the training that a plan is of."""
     kept: list[str] = []
@@ -314,7 +334,7 @@ def drop_plan_flags(arguments: Sequence[str]) -> list[str]:
     while place < len(arguments):
         argument, following = arguments[place], arguments[place + 1 : place + 2]
         word, place = split_word(argument), place + 1
-        if word is not None and word[0] == "mode":
+        if word is not None and word[0] in _OF_PLAN:
             place += word[1] is None
         elif word is not None and word[0] == "json":
             place += read_switch(argument, word[1], following)[1]

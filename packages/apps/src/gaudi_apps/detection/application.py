@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gaudi_apps.cli.flag_rules import replace_flags
-from gaudi_apps.cli.flags import parse_step_range
+from gaudi_apps.cli.flag_rules import parse_step_range, replace_flags
 from gaudi_apps.detection.config import SSDConfig, find_checkpoint, find_mode, open_found
 from gaudi_apps.detection.data import (
     choose_architecture,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from tyro.conf import arg
 
-from gaudi_apps.cli import flags
+from gaudi_apps.cli import flag_rules, flags
 from gaudi_apps.cli.flag_rules import Switch, check_bounds, fixed, per_rank, require_alone, resume_safe
 from gaudi_apps.cli.flags import (
     NOTHING_TO_VALIDATE,
@@ -17,9 +17,9 @@ from gaudi_apps.cli.flags import (
     DistributionFlags,
     ParityFlags,
     RecipeFlags,
+    ScalingFlags,
     UseFlags,
     check_modes,
-    parse_step_range,
 )
 from gaudi_apps.runtime.settings import ThreadFlag
 from gaudi_apps.training.recipe import open_once
@@ -219,6 +219,7 @@ class SSDConfig(flags.ProgramConfig):
     distribution: DistributionFlags = field(default_factory=DistributionFlags)
     report: ReportFlags = field(default_factory=ReportFlags)
     parity: ParityFlags = field(default_factory=ParityFlags)
+    scaling: ScalingFlags = field(default_factory=ScalingFlags)
 
 
 def find_mode(config: SSDConfig) -> Mode:
@@ -262,7 +263,7 @@ def validate(config: SSDConfig) -> None:
         raise FlagError(
             "--eval_epochs: needs records with a truth; random and static batches have none", flag="--eval_epochs"
         )
-    parse_step_range(config.report.profile)
+    flag_rules.parse_step_range(config.report.profile)
 
 
 def _check_runtime(run: RunFlags, config: SSDConfig) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gaudi_apps.cli.launch import LaunchReport, choose_batch, share_batch
+from gaudi_apps.cli.launch import LaunchReport, choose_batch, describe_step, share_batch
 from gaudi_apps.detection.config import COCO_CLASSES, COCO_TRAIN_IMAGES, SSDConfig, open_found
 from gaudi_apps.training.plan import (
     BYTES_PER_VALUE,
@@ -22,6 +22,7 @@ from gaudi_apps.training.plan import (
     count_steps,
     describe_late_drops,
     describe_needs,
+    describe_scaling,
     find_version_in,
     list_plan,
     list_usual_warnings,
@@ -43,7 +44,7 @@ from gaudi_apps.training.recipe import (
 )
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.program import count_things
-from gaudi_models.architectures import SSDArchitecture, measure_ssd
+from gaudi_models.architectures import SSDArchitecture, count_state_bytes, list_ssd_tensors, measure_ssd
 from gaudi_ops import schedules
 from gaudi_ops.files import read_file
 
@@ -217,22 +218,29 @@ def print_plan(
         recipe: what was chosen from the data and the machine.
     """
     training_set = describe_training_set(config, workers)
-    emphasis = emphasis or {}
+    emphasis, frozen = emphasis or {}, config.network.freeze == "backbone"
     # A number of images that is given replaces that of the data, repeated or not.
     images = config.data.num_examples_per_epoch or emphasis.get("images_per_epoch", training_set.images)
     plan = make_plan(config, images, workers, find_version_in(config.run.model_dir, clean=config.run.clean))
+    architecture = SSDArchitecture(config.network.backbone, config.network.image_size)
     document, rows = describe_plan(
         plan,
         training_set,
         keep_checkpoints=config.report.keep_ckpt_max,
         bytes_per_value=BYTES_PER_VALUE[config.device.dtype],
         weight_decay=config.schedule.weight_decay,
-        architecture=SSDArchitecture(config.network.backbone, config.network.image_size),
+        architecture=architecture,
         checkpoint_minutes=config.report.save_checkpoints_minutes,
     )
     document |= {"rare_classes": dict(emphasis)} if emphasis else {}
+    every, trained = (
+        list_ssd_tensors(training_set.num_classes, architecture, is_frozen=one) for one in (False, frozen)
+    )
+    state_bytes = count_state_bytes(every, trained, averages=config.run.ema_decay > 0)
+    step, memory_bytes = describe_step(trained, config.distribution), document["estimated_memory_bytes"]
+    document |= describe_scaling(config, plan, step, trained, state_bytes, memory_bytes)
     rows += list_emphasis(emphasis)
-    if config.network.freeze == "backbone":
+    if frozen:
         rows.append(("frozen", "the backbone, with the statistics of its batch norms"))
     lines: Sequence[str] = ()
     if config.recipe.data is not None:

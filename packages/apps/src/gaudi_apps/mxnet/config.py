@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 from tyro.constructors import PrimitiveConstructorSpec
 
-from gaudi_apps.cli import flags
+from gaudi_apps.cli import flag_rules, flags
 from gaudi_apps.cli.flag_rules import Switch, check_bounds, find_aliases, fixed, list_per_side, per_rank, resume_safe
-from gaudi_apps.cli.flags import DistributionFlags, HorovodFlags, ParityFlags, check_parity, parse_step_range
+from gaudi_apps.cli.flags import DistributionFlags, HorovodFlags, ParityFlags, ScalingFlags, check_parity
 from gaudi_apps.detection.config import AugmentationFlags, ImageFlags, WeightDecay, check_use
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
 from gaudi_datasets.errors import FlagError
@@ -242,6 +242,7 @@ class SSDMXNetConfig(flags.ProgramConfig):
     report: ReportFlags = field(default_factory=ReportFlags)
     mlperf: MLPerfFlags = field(default_factory=MLPerfFlags)
     parity: ParityFlags = field(default_factory=ParityFlags)
+    scaling: ScalingFlags = field(default_factory=ScalingFlags)
 
 
 _DALI = "it was of DALI, in whose place OpenCV decodes on the CPU; leave it out"
@@ -326,7 +327,7 @@ def find_profiled_steps(config: SSDMXNetConfig) -> range:
         FlagError: only one of --profile_start and --profile_stop is given, they are no range, or --profile is another.
     """
     first, last = config.report.profile_start, config.report.profile_stop
-    steps = parse_step_range(config.report.profile)
+    steps = flag_rules.parse_step_range(config.report.profile)
     if first is None and last is None:
         return steps
     if first is None or last is None:

@@ -16,17 +16,20 @@ from gaudi_apps.detection.plan import (
     describe_plan,
     describe_records,
 )
-from gaudi_apps.mxnet.config import ScheduleFlags, SSDMXNetConfig
+from gaudi_apps.mxnet.config import MXNetHorovodFlags, ScheduleFlags, SSDMXNetConfig
 from gaudi_apps.training.plan import (
     CURRENT,
     Plan,
     TrainingSet,
     describe_late_drops,
+    describe_scaling,
     find_version_in,
     list_usual_warnings,
     print_report,
 )
+from gaudi_models.architectures import Tensors, count_state_bytes, list_ssd_tensors
 from gaudi_ops import schedules
+from gaudi_ops.scaling import Step
 
 UNIT_RATE = 2.5e-3  # rates are whole multiples of it
 
@@ -128,10 +131,24 @@ def print_plan(
         bytes_per_value=_BYTES_PER_VALUE[config.device.precision],
         weight_decay=config.schedule.weight_decay,
     )
+    tensors = list_ssd_tensors(training_set.num_classes)
+    state_bytes, memory_bytes = count_state_bytes(tensors, tensors), document["estimated_memory_bytes"]
+    step = _describe_step(tensors, config.distribution)
+    document |= describe_scaling(config, plan, step, tensors, state_bytes, memory_bytes)
     if plan.evaluated_steps:
         rows.append(("validations", f"after steps {', '.join(map(str, plan.evaluated_steps))}"))
     model_dir, as_json = config.run.model_dir, config.run.json
     print_report(document, rows, plan, model_dir=model_dir, as_json=as_json, launch=launch, console=console)
+
+
+def _describe_step(tensors: Tensors, flags: MXNetHorovodFlags) -> Step:
+    """Describe what a rank sends in a step: groups of gradients by their names, all after the backward pass."""
+    sizes, groups = [4 * values for values, _ in tensors.trainable], flags.horovod_num_groups
+    shares = [sum(sizes) // groups] * groups if 0 < groups < len(sizes) else sizes
+    # A batch norm sums two rows and one of ones, in each of both directions.
+    sums = [12 * channels for channels in tensors.channels for _ in ("forward", "backward")]
+    hierarchical = flags.horovod_hierarchical_allreduce
+    return Step([(1.0, size) for size in shares], 8 * sum(tensors.channels), sums, flags.bn_group, hierarchical)
 
 
 def describe_training_set(config: SSDMXNetConfig) -> TrainingSet:

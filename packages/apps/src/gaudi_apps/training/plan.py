@@ -1,4 +1,4 @@
-"""Plan a run step by step, print the plan, and find the version of the rules that it follows."""
+"""Plan a run step by step, print the plan, predict its cost on many ranks, and find the version of its rules."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from rich.table import Table
 from gaudi_apps.runtime.errors import RunChangedError
 from gaudi_datasets.memory import format_bytes
 from gaudi_datasets.program import count_things, make_console
+from gaudi_ops import scaling
 from gaudi_ops.schedules import Schedule
 
 if TYPE_CHECKING:
+    from gaudi_apps.cli.flags import ProgramConfig
     from gaudi_apps.cli.launch import LaunchReport
     from gaudi_apps.training.recipe import Recipe
     from gaudi_apps.training.run_dir import RunFolder
+    from gaudi_models.architectures import Tensors
 
 
 _LOOKED_AT = 4000  # steps, to find the highest rate of a run
@@ -266,6 +269,112 @@ def describe_needs(
     return document, [("disk", disk), ("memory", f"about {format_bytes(memory_bytes)}: {MEMORY_COVERS}")]
 
 
+RANKS_PER_HOST = 8
+SIZES = (8, 64, 512)  # predicted besides --plan_ranks
+# docs/scaling.md says where they come from.
+ASSUMED = {"latency_us": 20.0, "disk_mbps": 500.0, "backward_share": 2 / 3, "hashing_mbps": 400.0, "joining_ms": 4.0}
+CYCLE_MS = 1.0  # of Horovod, which begins an exchange at the end of one
+
+
+def describe_scaling(
+    config: ProgramConfig, plan: Plan, step: scaling.Step, tensors: Tensors, state_bytes: int, memory_bytes: int
+) -> dict[str, Any]:
+    """Predict the cost of --plan_ranks ranks and of fewer, each with as many images a step as in a plan.
+
+    Args:
+        config: validated; Horovod is assumed where it names no engine.
+        plan: of the training.
+        step: of it, without its seconds.
+        tensors: of the network.
+        state_bytes: of a checkpoint.
+        memory_bytes: of one process, as `describe_needs` estimates them.
+
+    Returns:
+        ``{"scaling": ...}``: ``basis`` has values by name, each with what it is (given, measured, assumed, computed,
+        estimated or unknown), and ``sizes`` a prediction for each number of ranks; or an empty document.
+    """
+    flags, distribution = config.scaling, config.distribution.to_distribution()
+    if flags.plan_ranks is None:
+        return {}
+    # Imported here, as in `find_version_in`.
+    from gaudi_apps.training.run_dir import read_step_seconds
+
+    measured, gradients = (
+        read_step_seconds(Path(config.run.model_dir), plan.own_batch),
+        sum(size for _, size in step.buckets),
+    )
+    assumed: dict[str, Any] = {
+        **ASSUMED,
+        "host_bandwidth_gbps": flags.bandwidth_gbps,
+        "ranks_per_host": min(RANKS_PER_HOST, flags.plan_ranks),
+        "wait_ms": 0.0 if distribution.distribution_strategy != "off" else CYCLE_MS / 2,
+    }
+    computed = {
+        "gradient_bytes": gradients,
+        "buckets": len(step.buckets),
+        "statistics_bytes": step.statistics,
+        "batch_norm_sums": 0 if step.group == 1 else len(step.sums),
+        "checkpoint_bytes": state_bytes,
+    }
+    basis: dict[str, tuple[Any, str]] = {
+        "step_seconds": (measured, "unknown" if measured is None else "measured"),
+        **{name: (value, "assumed") for name, value in assumed.items()},
+        **{name: (value, "given") for name, value in asdict(flags).items() if value is not None},
+        **{name: (value, "computed") for name, value in computed.items()},
+        # The buckets are packed, and summed, beside the gradients.
+        "memory_bytes": (memory_bytes + 2 * gradients, "estimated"),
+    }
+    values = {name: value for name, (value, _) in basis.items()}
+    step = step._replace(seconds=values["step_seconds"] or 0.0, backward_share=values["backward_share"])
+    messages = 2 * len(tensors.trainable) + 2 * len(tensors.channels)  # weights, velocities, means and variances
+    ranks = [size for size in SIZES if size < flags.plan_ranks and size % min(size, values["ranks_per_host"]) == 0]
+    sizes = [_predict(each, values, step, messages, plan.own_batch) for each in (*ranks, flags.plan_ranks)]
+    document = {name: {"value": value, "is": kind} for name, (value, kind) in basis.items()}
+    return {"scaling": {"basis": document, "sizes": sizes}}
+
+
+def _predict(ranks: int, values: Mapping[str, Any], step: scaling.Step, messages: int, images: int) -> dict[str, Any]:
+    """Predict the cost of a number of ranks; what needs a step's time is None where that is not known."""
+    between, within = (values[name] * 1e9 / 8 for name in ("bandwidth_gbps", "host_bandwidth_gbps"))
+    latency, wait, joining = values["latency_us"] / 1e6, values["wait_ms"] / 1e3, values["joining_ms"] / 1e3
+    links = scaling.Links(ranks, min(ranks, values["ranks_per_host"]), between, within, latency, wait)
+    found, size = scaling.predict_step(step, links), values["checkpoint_bytes"]
+    disk, hashing = values["disk_mbps"] * 1e6, values["hashing_mbps"] * 1e6
+    return {
+        "ranks": ranks,
+        "hosts": links.hosts,
+        "allreduce_seconds": found.allreduce,
+        "hidden_seconds": found.hidden if step.seconds else None,
+        "batch_norm_seconds": found.batch_norm,
+        "step_seconds": found.step if step.seconds else None,
+        "efficiency": found.efficiency if step.seconds else None,
+        "images_per_second": ranks * images / found.step if step.seconds else None,
+        "checkpoint_seconds": scaling.checkpoint_seconds(size, disk, hashing, links),
+        "start_seconds": scaling.start_seconds(size, messages, joining, links),
+    }
+
+
+def _tabulate_scaling(document: Mapping[str, Any]) -> Iterator[Table]:
+    """Yield the tables of what `describe_scaling` returned: what it rests on, and its predictions."""
+    table = _make_table("Many ranks: what is predicted from", "", "value", "is")
+    for name, entry in document["basis"].items():
+        table.add_row(name, _format_value(name, entry["value"]), entry["is"])
+    yield table
+    sizes = document["sizes"]
+    table = _make_table("Many ranks: predicted", "ranks", *(f"{size['ranks']}" for size in sizes))
+    for name in [*sizes[0]][1:]:
+        table.add_row(name, *(_format_value(name, size[name]) for size in sizes))
+    yield table
+
+
+def _format_value(name: str, value: float | None) -> str:
+    if value is None:
+        return "?"
+    if name.endswith("_bytes"):
+        return format_bytes(value)
+    return f"{value:.0f}" if isinstance(value, int) or value >= 1000 else f"{value:.3g}"
+
+
 def print_report(
     document: Mapping[str, Any],
     rows: Iterable[tuple[str, str]],
@@ -309,6 +418,8 @@ def print_report(
         for note in recipe.notes:
             console.print(note)
     console.print(_tabulate_rates(plan))
+    for scaled in _tabulate_scaling(document["scaling"]) if "scaling" in document else ():
+        console.print(scaled)
     for warning in plan.warnings:
         console.print(f"warning: {warning}", style="yellow")
     if launch is not None:
@@ -332,10 +443,15 @@ def list_plan(plan: Plan, keep_checkpoints: int, checkpoint_minutes: float = 0.0
         yield "evaluations", f"every {count_things(plan.evaluation_steps, 'step')}, the best checkpoint is kept"
 
 
-def _tabulate_recipe(recipe: Recipe) -> Table:
-    table = Table(title="Recipe auto", title_justify="left")
-    for heading in ("flag", "value", "reason"):
+def _make_table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
         table.add_column(heading)
+    return table
+
+
+def _tabulate_recipe(recipe: Recipe) -> Table:
+    table = _make_table("Recipe auto", "flag", "value", "reason")
     for row in recipe.list_rows():
         table.add_row(*row)
     return table

@@ -336,3 +336,17 @@ def _require_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any],
             field=name,
             remedy="give the same, another --model_dir, or --clean to start over",
         )
+
+
+def read_step_seconds(model_dir: Path, images: int) -> float | None:
+    """Read the seconds of a step of some images that the last start of a run of one process took; None: none is known.
+
+    They are those of ``run_log.json``, with the wait for data and without evaluations.
+    """
+    try:
+        log = json.loads(read_text(model_dir / RUN_LOG))
+        speed, run = log["starts"][-1]["images_per_second"], log["plan"]
+        is_alike = (run["workers"], run["global_batch"]) == (1, images)
+        return images / speed if is_alike and speed else None
+    except (OSError, ValueError, LookupError, TypeError):  # there is none, or it is damaged
+        return None
