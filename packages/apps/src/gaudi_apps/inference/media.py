@@ -17,11 +17,10 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import PIL.Image
-import PIL.ImageOps
 
 from gaudi_apps.inference.addresses import VIDEO_ENDINGS as VIDEO_ENDINGS
 from gaudi_apps.inference.addresses import Address, Source, fetch_image, open_capture, parse_address
-from gaudi_apps.inference.visualizer import Image, decode_image
+from gaudi_apps.inference.visualizer import Image, decode_image, to_pixels
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import IMAGE_ENDINGS, check_image, read_image
 from gaudi_datasets.layouts.checking import check_when_read
@@ -445,7 +444,7 @@ def read_given(image: Any, prepare: Preprocessor) -> Iterator[InputImage]:
     elif isinstance(image, Address):
         yield from _read_source(image, prepare)
     else:
-        yield _make_from_pixels(_to_pixels(image), Path(), None, 0.0, prepare)
+        yield _make_from_pixels(to_pixels(image), Path(), None, 0.0, prepare)
 
 
 def _read_source(source: Source, prepare: Preprocessor, *, keep: bool = False) -> Iterator[InputImage]:
@@ -488,21 +487,3 @@ def _read_again(path: Path) -> Image:
 def _make_from_pixels(pixels: Image, path: Source, frame: int | None, rate: float, prepare: Preprocessor) -> InputImage:
     height, width = pixels.shape[:2]
     return InputImage(path, frame, rate, height, width, np.asarray(prepare.from_pixels(pixels)), lambda: pixels)
-
-
-def _to_pixels(image: Any) -> Image:
-    """Return an array or a PIL image as uint8 [height, width, 3], RGB; a PIL image is turned upright by EXIF."""
-    if isinstance(image, PIL.Image.Image):
-        upright = PIL.ImageOps.exif_transpose(image)
-        if upright.mode.startswith("I"):  # 16 bits, of which the upper 8 are kept, as of files
-            values = np.clip(np.asarray(upright).astype(np.int64), 0, 0xFFFF) >> 8
-            upright = PIL.Image.fromarray(values.astype(np.uint8))
-        if upright.mode == "F":
-            raise DataError("an image is of floating-point numbers; scale them to 0..255 and give uint8")
-        return np.asarray(upright.convert("RGB"), np.uint8)
-    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
-        kind = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
-        raise DataError(f"an image is {kind}; give uint8 [height, width, 3] in RGB, a PIL image, bytes or a path")
-    if 0 in image.shape:
-        raise DataError(f"an image is {list(image.shape)}; it has no pixels")
-    return image

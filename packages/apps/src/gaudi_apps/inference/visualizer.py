@@ -11,6 +11,7 @@ from typing import Any
 import cv2
 import numpy as np
 import PIL.Image
+import PIL.ImageOps
 import simplejpeg
 from numpy.typing import NDArray
 
@@ -168,6 +169,28 @@ def decode_like_tensorflow(encoded: bytes) -> Image:
         return np.asarray(simplejpeg.decode_jpeg(encoded, "RGB", fastdct=True, strict=False), np.uint8)
     except (ValueError, KeyError) as error:
         raise DataError(f"cannot be decoded ({error})", remedy="fetch it again or leave it out") from None
+
+
+def to_pixels(image: Any) -> Image:
+    """Return an array or a PIL image as uint8 [height, width, 3], RGB; a PIL image is turned upright by EXIF.
+
+    Raises:
+        DataError: it is of another type or shape.
+    """
+    if isinstance(image, PIL.Image.Image):
+        upright = PIL.ImageOps.exif_transpose(image)
+        if upright.mode.startswith("I"):  # 16 bits, of which the upper 8 are kept, as of files
+            values = np.clip(np.asarray(upright).astype(np.int64), 0, 0xFFFF) >> 8
+            upright = PIL.Image.fromarray(values.astype(np.uint8))
+        if upright.mode == "F":
+            raise DataError("an image is of floating-point numbers; scale them to 0..255 and give uint8")
+        return np.asarray(upright.convert("RGB"), np.uint8)
+    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
+        kind = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
+        raise DataError(f"an image is {kind}; give uint8 [height, width, 3] in RGB, a PIL image, bytes or a path")
+    if 0 in image.shape:
+        raise DataError(f"an image is {list(image.shape)}; it has no pixels")
+    return image
 
 
 def enlarge(image: Image) -> Image:
