@@ -1,7 +1,6 @@
 """Flags that several programs share: groups to inherit from, several processes, and `--mode parity`.
 
-A program that inherits a group may declare a flag of it again with another default or a short form; rules and help are
-those of the group.
+A program may declare a flag of a group again with another default or a short form; rules and help are the group's.
 """
 
 from __future__ import annotations
@@ -138,6 +137,10 @@ class DataFlags:
     take the next one in its place. Validation images must be whole."""
     verify_data: Annotated[Switch, resume_safe(per_command=True)] = False
     """Read all images before the first step, and compare each with its checksum."""
+    cache_dir: Annotated[str | None, per_rank()] = None
+    """Folder for records of a --data_dir that is a URL, shared by a host's ranks; by default in the user's cache."""
+    cache_gb: Annotated[float, per_rank(above=0)] = 100.0
+    """Most GB in --cache_dir; records that nothing reads make room for others."""
 
 
 @dataclass(frozen=True)

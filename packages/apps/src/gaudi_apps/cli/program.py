@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from gaudi_apps.cli.flag_rules import check_bounds, naming_as_typed, parse_config
+from gaudi_apps.cli.flag_rules import check_bounds, check_urls, naming_as_typed, parse_config
 from gaudi_apps.cli.flags import USING, ParityFlags, check_minutes
 from gaudi_apps.cli.launch import (
     FindDevice,
@@ -122,6 +122,7 @@ class Program(ABC):
         completed = fill_distribution_flags(config.distribution, os.environ, _device_finder(config))
         config = replace(config, distribution=completed)
         self.validate(config)
+        check_urls(config)
         return config
 
     def choose_recipe(self, config: Any, given: frozenset[str], workers: int) -> Recipe:
