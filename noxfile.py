@@ -70,9 +70,7 @@ else:
     "datasets": "import gaudi_datasets, gaudi_datasets.cli",
     "models": "import gaudi_models",
     "distributed": "import gaudi_distributed; print(gaudi_distributed.choose_device())",
-    "apps": """
-import gaudi_apps.ssd_train, gaudi_apps.resnet_train, gaudi_apps.resnext_train, gaudi_apps.ssd_mxnet_train
-""",
+    "apps": "from gaudi_apps import resnet_train, resnext_train, ssd_mxnet_train, ssd_train",
 }
 # What a code host reads, by the schema that it has to follow.
 REPOSITORY_FILES = {
@@ -182,9 +180,8 @@ def structure(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Check types, strictly."""
     install(session, dict.fromkeys(PACKAGES, "test"), "mypy", "nox", "types-defusedxml", "types-psutil", "types-PyYAML")
-    scripts = ("noxfile.py", "conftest.py")
     folders = [f"packages/{name}/{part}" for name in PACKAGES for part in ("src", "tests")]
-    session.run("mypy", *scripts, "tools", "benchmarks", "tests", *folders)
+    session.run("mypy", "noxfile.py", "conftest.py", "tools", "benchmarks", "tests", *folders)
 
 
 @nox.session
@@ -209,8 +206,8 @@ def realdata(session: nox.Session) -> None:
     if not Path(folder).is_dir() or not folder:
         session.error(f"REAL_DATA is {folder!r}, which is no folder; set it to the folder of real data")
     install_everything(session)
-    variables = {"REAL_DATA": str(Path(folder).resolve())}
-    session.run("pytest", "-m", "realdata", *find_tests("realdata"), *session.posargs, env=variables)
+    chosen = ("-m", "realdata", *find_tests("realdata"), *session.posargs)
+    session.run("pytest", *chosen, env={"REAL_DATA": str(Path(folder).resolve())})
 
 
 @nox.session
@@ -249,8 +246,7 @@ def dev(session: nox.Session) -> None:
     ours = [part for name, chosen in extras.items() for part in ("-e", f"./packages/{name}[{chosen}]")]
     uv(session, "pip", "install", "-p", str(folder), "-c", CONSTRAINTS, *ours, *EDITOR_TOOLS.split(), XDIST)
     uv(session, "pip", "check", "-p", str(folder))
-    python = folder / "bin" / "python"
-    session.log(f"choose {python} as the interpreter of your editor, or: source {folder / 'bin' / 'activate'}")
+    session.log(f"choose {folder}/bin/python as the interpreter of your editor, or: source {folder}/bin/activate")
 
 
 @nox.session(default=False)
@@ -284,11 +280,17 @@ def scaleout(session: nox.Session) -> None:
     """Test several ranks for real; Open MPI comes from the system, Horovod is built where it is not cached."""
     install(session, EXTRAS, XDIST)
     install_horovod(session)
-    # Two files at a time, in the order of their names, because the file with the fewest tests, which xdist would start
-    # last, is the longest. One beside other sessions: ranks that wait by Open MPI keep a processor busy.
+    # Files in the order of their names: the one with the fewest tests, which xdist would start last, is the longest.
+    # One at a time beside other sessions: ranks that wait by Open MPI keep a processor busy.
     number = "1" if session.parallel or "CI_LANE" in os.environ else "2"
-    chosen = ("-m", "not whole") if is_short() else ()
-    by_file = ("-n", number, "--dist", "loadfile", "--no-loadscope-reorder", *chosen)
+    by_file = (
+        "-n",
+        number,
+        "--dist",
+        "loadfile",
+        "--no-loadscope-reorder",
+        *(("-m", "not whole") if is_short() else ()),
+    )
     session.run("pytest", "tests/scaleout", *(session.posargs or by_file))
 
 
@@ -303,6 +305,15 @@ def gaudi_contract(session: nox.Session) -> None:
     pins.write_text("".join(line for line in lines if line.split("==")[0] not in GAUDI_UNPINNED), encoding="utf-8")
     session.install("-c", str(pins), *(f"-e./packages/{name}" for name in PACKAGES), XDIST, *GAUDI_STACK)
     session.run("pytest", "tests/gaudi_contract", *(session.posargs or workers(session)))
+
+
+@nox.session(default=False)
+def remote(session: nox.Session) -> None:
+    """Test what reads from stores, against a server that speaks S3 on this machine."""
+    install(session, dict.fromkeys(PACKAGES, "tensorflow-cpu") | {"datasets": "tensorflow-cpu,test", "distributed": ""})
+    # Not pinned: botocore needs a python-dateutil below 3, and nothing else does.
+    session.install("-e", "./packages/datasets[remote]", "moto[s3,server]>=5.2,<6")
+    session.run("pytest", "tests/remote", *session.posargs)
 
 
 @nox.session(default=False, python="3.13")

@@ -83,6 +83,7 @@ LANES = (
     ),
     Lane("packages", ("packages", "tools/package_checks.py")),
     Lane("gaudi_contract", (*SOURCES, "tests/conftest.py", "tests/gaudi_contract")),
+    Lane("remote", (*SOURCES, "tests/conftest.py", "tests/remote", "packages/apps/tests/small_ssd.py"), newest=True),
     Lane(
         "browser",
         (

@@ -26,8 +26,8 @@ NAMES = ("ops", "datasets", "models", "distributed", "apps")
 TENSORFLOWS = {"tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-rocm", "intel-tensorflow", "tf-nightly"}
 # Extras that bring TensorFlow: the build for GPUs is large, so it is only resolved.
 WITH_TENSORFLOW, ONLY_RESOLVED = {"tensorflow", "tensorflow-cpu"}, {"tensorflow"}
-# The pinned NumPy is that of MXNet, and OpenVINO needs a later one.
-UNPINNED = {("apps", "openvino")}
+# The pinned NumPy is that of MXNet, and OpenVINO needs a later one; the client of S3 needs an earlier python-dateutil.
+UNPINNED = {("apps", "openvino"), ("apps", "remote"), ("datasets", "remote")}
 # What an extra is for, imported with it; the other extras are for tests and for what the package does with TensorFlow.
 IMPORTS = {
     ("ops", "tensorflow-cpu"): "gaudi_ops.tf",
@@ -35,6 +35,7 @@ IMPORTS = {
     ("datasets", "scenes"): "sklearn, gaudi_datasets.detection.scenes",
     ("datasets", "imagenet"): "scipy, gaudi_datasets.classification.imagenet",
     ("datasets", "plots"): "matplotlib, gaudi_datasets.linting.sheet",
+    ("datasets", "remote"): "fsspec, gcsfs, s3fs, gaudi_datasets.records.remote_records",
     ("models", "tensorflow-cpu"): "gaudi_models.ssd, gaudi_models.classifiers",
     ("models", "hdf5"): "h5py",
     ("models", "mxnet"): "gaudi_models.mxnet.ssd",
@@ -47,6 +48,7 @@ IMPORTS = {
     ("apps", "openvino"): "nncf, openvino",
     ("apps", "mxnet"): "gaudi_apps.training.run, gaudi_apps.mxnet.task",
     ("apps", "mlperf"): "mlperf_logging.mllog",
+    ("apps", "remote"): "s3fs, gaudi_apps.training.run",
     ("apps", "mlflow"): "mlflow, gaudi_apps.training.history",
     ("apps", "wandb"): "wandb, gaudi_apps.training.history",
     ("apps", "supervision"): "supervision, gaudi_apps.detection.detections",

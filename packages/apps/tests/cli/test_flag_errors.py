@@ -36,6 +36,13 @@ def run(run_main: Run) -> Run:
         ("ssd_mxnet_train --mode VAL --synthetic", "--mode", "--mode VAL: "),
         ("ssd_mxnet_train --mode=val --synthetic", "--mode", "not --synthetic"),
         ("resnet_train --nouse_synthetic_data", "--mode", "--mode train: "),
+        ("ssd_train -f --model_dir s3://bucket/run", "--model_dir", "no URL"),
+        ("ssd_train -f --weights s3://bucket/w.pth", "--weights", "no URL"),
+        ("ssd_train --data_dir s3://bucket/batches --static", "--data_dir", "no URL"),
+        ("resnext_train --jpeg_data_dir gs://bucket/images", "--jpeg_data_dir", "no URL"),
+        ("resnet_train --data_dir s3://name:word@bucket/records", "--data_dir", "s3://...: "),
+        ("resnet_train --data_dir records --cache_dir cache", "--cache_dir", "is a URL"),
+        ("ssd_mxnet_train --coco_root s3://bucket/coco", "--coco_root", "no URL"),
     ],
 )
 def test_an_error_names_the_flag_that_was_typed(run: Run, command: str, flag: str, named: str) -> None:

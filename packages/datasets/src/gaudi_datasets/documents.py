@@ -90,7 +90,7 @@ def seal(document: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, CHECKSUM: hashlib.sha256(text.encode()).hexdigest()}
 
 
-def require_seal(document: Any, path: Path, *, needed: bool = True) -> None:
+def require_seal(document: Any, path: str | Path, *, needed: bool = True) -> None:
     """Compare a JSON document with its checksum; one of an earlier release has none, which is allowed if not `needed`.
 
     Raises:
@@ -180,7 +180,7 @@ class Record:
 class Faults:
     """Remembers the first thousand faults of a file or a folder, and counts all."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | Path) -> None:
         self.path, self.count = path, 0
         self.errors: list[DataError] = []
 

@@ -29,6 +29,12 @@ class TransferError(GaudiError, OSError):
     exit_status = 74
 
 
+class AccessError(GaudiError, PermissionError):
+    """A store that refuses access, because credentials are missing, expired or may not do this."""
+
+    exit_status = 77
+
+
 class MissingExtraError(GaudiError, ImportError):
     """An optional dependency that is not installed; the message names the extra that brings it."""
 

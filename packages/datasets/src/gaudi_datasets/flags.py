@@ -33,6 +33,7 @@ from gaudi_datasets.arguments import (
     walk_groups,
 )
 from gaudi_datasets.errors import FlagError
+from gaudi_datasets.fetching.stores import refuse_url
 from gaudi_ops.files import read_text
 
 Config = TypeVar("Config")
@@ -129,6 +130,7 @@ def parse_flags(
     arguments = normalize_arguments(replace_former_flags(argv, former_flags, config_class), config_class)
     fields = (field for _, own in walk_groups(config_class) for field, _ in own)
     may_be_empty = {f"--{field.name}" for field in fields if field.default == ""}
+    _refuse_urls(arguments, config_class)
     for long_form, word, values in list_typed(arguments, config_class):
         if "" in values and long_form not in may_be_empty:  # a path would be the current folder
             raise FlagError(f"{word}: is empty", flag=long_form, remedy="give a value, or leave it out")
@@ -165,6 +167,20 @@ def parse_flags(
         error = FlagError(f"{text} (see {command} --help)", flag=None if named is None else named[0])
         name_as_typed(error, argv, config_class)
         raise error from None
+
+
+def _refuse_urls(arguments: Sequence[str], config_class: Any) -> None:
+    """Refuse URLs for flags of the command whose types say that they are paths of this machine."""
+    of_files = set()
+    for _, own in walk_groups(_find_command(config_class, arguments)[1]):
+        for field, hint in own:
+            kinds = [hint]
+            for each in kinds:  # which grows meanwhile
+                kinds += typing.get_args(each)
+            of_files |= {f"--{field.name}"} if Path in kinds else set()
+    for long_form, _, values in list_typed(arguments, config_class):
+        for value in values if long_form in of_files else ():
+            refuse_url(value, long_form)
 
 
 def suggest_flag(flag: str, config_class: Any) -> str | None:

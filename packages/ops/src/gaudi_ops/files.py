@@ -411,6 +411,23 @@ def hold_lock(path: Path, *, waiting: Callable[[], None] | None = None) -> Itera
             return
 
 
+def share_lock(path: Path) -> IO[bytes]:
+    """Open the file of a lock that processes share as long as they have it open; `is_shared` tells others of it."""
+    file = open_regular_file(path, "ab+", buffering=0)
+    if fcntl is not None:
+        with contextlib.suppress(OSError):  # of a file system without locks
+            fcntl.flock(file.fileno(), fcntl.LOCK_SH)
+    return file
+
+
+def is_shared(path: Path) -> bool:
+    """Return whether a process may share the lock of a file; without locks every one may be shared."""
+    if fcntl is None:
+        return True
+    with open_regular_file(path, "ab+", buffering=0) as file:
+        return _lock(file.fileno()) is not True
+
+
 def _remove_lock(file: IO[bytes], path: Path) -> None:
     """Remove the file of a lock that is held, before others can hold it; on Windows unless another has it open."""
     if not _WINDOWS:

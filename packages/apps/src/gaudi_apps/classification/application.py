@@ -24,6 +24,7 @@ from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.recipe import NO_RECIPE, Length, Recipe, describe_found
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
 from gaudi_datasets.errors import MissingInputError
+from gaudi_datasets.fetching.stores import is_url
 from gaudi_distributed import Communicator
 from gaudi_distributed.devices.machine import describe_jemalloc
 from gaudi_models.architectures import RESNETS
@@ -113,15 +114,18 @@ class ClassificationApplication(Application):
 
     def find_data(self, mode: str) -> None:
         """Find the splits that are trained or evaluated on."""
-        from gaudi_datasets.classification.sources import open_split
+        from gaudi_datasets.classification.sources import find_remote, open_split
         from gaudi_datasets.split_folders import find_folder
 
         data = self.train_config.flags.data
         folder, splits = Path(data.folder or ""), data.train_splits
+
         if mode in ("eval", "export"):
             splits = (data.eval_split,)
         for split in () if data.folder is None else splits:
-            if not any(folder.glob(f"{split}-*")) and find_folder(folder, split) is None:
+            if is_url(data.folder):
+                find_remote(str(data.folder), split)
+            elif not any(folder.glob(f"{split}-*")) and find_folder(folder, split) is None:
                 open_split(folder, split)  # which says what is there
 
     def make_plan(self, num_images: int) -> Plan:

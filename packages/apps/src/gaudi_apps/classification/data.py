@@ -129,9 +129,9 @@ def open_source(
     """
     if data_dir is None:
         raise MissingInputError(f"--data_dir: is not given; it must be a folder with {', '.join(splits)}")
-    first = open_split(Path(data_dir), splits[0], class_names)
+    first = open_split(data_dir, splits[0], class_names)
     # By the classes of the first one: others need not have images of each.
-    others = [open_split(Path(data_dir), split, first.class_names) for split in splits[1:]]
+    others = [open_split(data_dir, split, first.class_names) for split in splits[1:]]
     return JoinedSource([first, *others]) if others else first
 
 

@@ -46,8 +46,8 @@ class DataFlags(flags.DataFlags):
     """Training and validation images."""
 
     data_dir: Annotated[str | None, arg(aliases=["-dd"]), per_rank()] = None
-    """Folder of records (train-*, validation-*), or of folders train/ and validation/ (or img_train/ and img_val/) that
-    hold records or one folder per class."""
+    """Folder or URL of records (train-*, validation-*), or a folder of train/ and validation/ (or img_train/ and
+    img_val/) that hold records or one folder per class."""
     train_splits: Annotated[tuple[str, ...], fixed()] = ("train",)
     """One or more names of records or folders in --data_dir to train on."""
     eval_split: Annotated[str, resume_safe()] = "validation"

@@ -32,6 +32,7 @@ from gaudi_apps.training.recipe import (
     fit_evaluations,
 )
 from gaudi_datasets.errors import FlagError
+from gaudi_datasets.fetching.stores import is_url
 from gaudi_models.architectures import RESNETS, count_state_bytes, list_classifier_tensors, measure_classifier
 from gaudi_ops import schedules
 
@@ -185,6 +186,12 @@ def describe_training_set(config: TrainConfig) -> TrainingSet:
     given = data.num_examples_per_epoch
     if data.folder is None and config.recipe.data is None:
         return TrainingSet(given or IMAGENET_TRAIN_IMAGES, IMAGENET_CLASSES)
+    if is_url(data.folder):
+        from gaudi_datasets.classification.sources import find_remote
+
+        manifests = [find_remote(str(data.folder), split).manifest for split in data.train_splits]
+        images = sum(manifest["images"]["kept"] for manifest in manifests)
+        return TrainingSet(given or images, len(manifests[0].get("classes", ())))
     from gaudi_apps.classification.data import open_training_source
 
     source = open_training_source(config)

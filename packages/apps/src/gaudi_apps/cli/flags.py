@@ -1,6 +1,6 @@
 """Flags that several programs share: groups to inherit from, several processes, and `--mode parity`.
 
-A program may declare an inherited flag again, with another default or a short form; rules and help are inherited.
+A program may declare a flag of a group again with another default or a short form; rules and help are the group's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import arg
 
-from gaudi_apps.cli.flag_rules import Switch, find_aliases, find_rules, fixed, list_per_side, per_rank, resume_safe
+from gaudi_apps.cli.flag_rules import Switch, find_aliases, fixed, list_per_side, per_rank, resume_safe
 from gaudi_apps.runtime.settings import MAX_PARITY_STEPS
 from gaudi_datasets.errors import FlagError
 
@@ -138,6 +138,10 @@ class DataFlags:
     take the next one in its place. Validation images must be whole."""
     verify_data: Annotated[Switch, resume_safe(per_command=True)] = False
     """Read all images before the first step, and compare each with its checksum."""
+    cache_dir: Annotated[str | None, per_rank()] = None
+    """Folder for records of a --data_dir that is a URL, shared by a host's ranks; by default in the user's cache."""
+    cache_gb: Annotated[float, per_rank(above=0)] = 100.0
+    """Most GB in --cache_dir; records that nothing reads make room for others."""
 
 
 @dataclass(frozen=True)
@@ -341,17 +345,6 @@ def check_modes(config: Any, mode: str, *, checkpoint: str | None, steps: int, s
     check_parity(config.parity, mode, list_per_side(type(config)), find_aliases(type(config)))
     if device.no_hpu and device.device == "hpu":
         raise FlagError("--no_hpu: contradicts --device hpu", flag="--no_hpu", remedy="leave one of them out")
-
-
-def check_minutes(config: Any, mode: str, given: Collection[str]) -> None:
-    """Raise FlagError if --minutes does not fit the mode, or the flags that are given by name."""
-    if not config.recipe.minutes:
-        return
-    if mode not in ("train", "plan"):
-        raise FlagError(f"--minutes: is for --mode train and plan; mode is {mode}", flag="--minutes")
-    for name, rules in find_rules(type(config)).items():
-        if rules.length and name in given:
-            raise FlagError(f"--minutes: contradicts --{name}", flag="--minutes", remedy="leave one of them out")
 
 
 def check_distribution(flags: DistributionFlags, former_workers: int = 1) -> None:

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from gaudi_apps.cli.flag_rules import check_bounds, naming_as_typed, parse_config
-from gaudi_apps.cli.flags import USING, ParityFlags, ScalingFlags, check_minutes
+from gaudi_apps.cli.flag_rules import check_bounds, check_urls, find_rules, naming_as_typed, parse_config
+from gaudi_apps.cli.flags import USING, ParityFlags, ScalingFlags
 from gaudi_apps.cli.launch import (
     FindDevice,
     LaunchReport,
@@ -125,6 +125,7 @@ class Program(ABC):
         config = replace(config, distribution=completed)
         self.validate(config)
         check_scaling(config.scaling, self.find_mode(config))
+        check_urls(config)
         return config
 
     def choose_recipe(self, config: Any, given: frozenset[str], workers: int) -> Recipe:
@@ -147,7 +148,7 @@ class Program(ABC):
         if flags is None or mode in USING:
             return []
         check_bounds(config)
-        check_minutes(config, mode, given)
+        _check_minutes(config, mode, given)
         found = None
         if mode in ("train", "plan", "eval") and not config.run.clean and (flags.recipe == "auto" or flags.minutes):
             minutes = None if mode == "eval" else flags.minutes
@@ -308,6 +309,17 @@ def _compute(mode: str, app: Application, reporter: FailureReporter, elastic: El
             app.predict(session.restore_used)
         elif mode == "export":
             app.export(session.restore_used)
+
+
+def _check_minutes(config: Any, mode: str, given: frozenset[str]) -> None:
+    """Raise FlagError if --minutes does not fit the mode, or the flags that are given by name."""
+    if not config.recipe.minutes:
+        return
+    if mode not in ("train", "plan"):
+        raise FlagError(f"--minutes: is for --mode train and plan; mode is {mode}", flag="--minutes")
+    for name, rules in find_rules(type(config)).items():
+        if rules.length and name in given:
+            raise FlagError(f"--minutes: contradicts --{name}", flag="--minutes", remedy="leave one of them out")
 
 
 def check_scaling(flags: ScalingFlags, mode: str) -> None:

@@ -90,7 +90,7 @@ class SSDApplication(Application):
         from gaudi_datasets.records.record_sets import has_records
 
         data, split = self.config.data, find_split(mode)
-        if data.data_dir is not None and not data.static and not has_records(Path(data.data_dir), split):
+        if data.data_dir is not None and not data.static and not has_records(data.data_dir, split):
             open_source(self.config, split)  # which says what is there
 
     def make_plan(self, num_images: int) -> Plan:

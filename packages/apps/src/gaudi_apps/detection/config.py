@@ -94,7 +94,7 @@ class DataFlags(flags.DataFlags):
     """Training and validation images, and the weight of rare classes."""
 
     data_dir: Annotated[str | None, per_rank()] = None
-    """Folder of records (train-*, val-*) made by gaudi-datasets."""
+    """Folder of records (train-*, val-*) made by gaudi-datasets, or its URL, such as s3://bucket/records."""
     train_annotations: Annotated[str | None, per_rank()] = None
     """COCO annotation file of the training images, to read them without records; needs --train_images."""
     train_images: Annotated[str | None, per_rank()] = None

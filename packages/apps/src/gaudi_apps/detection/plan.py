@@ -43,6 +43,7 @@ from gaudi_apps.training.recipe import (
     fit_evaluations,
 )
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.fetching.stores import is_url
 from gaudi_datasets.program import count_things
 from gaudi_models.architectures import SSDArchitecture, count_state_bytes, list_ssd_tensors, measure_ssd
 from gaudi_ops import schedules
@@ -343,14 +344,19 @@ def describe_training_set(config: SSDConfig, workers: int = 1) -> TrainingSet:
         own = share_batch(config.distribution, data.batch_size, workers) // workers
         return _read_static(Path(data.data_dir) / "worker_0" / f"train-{own}.json", given)
     if data.data_dir is not None:
-        return describe_records(Path(data.data_dir), given)
+        return describe_records(data.data_dir, given)
     if data.train_annotations is not None:
         return describe_annotations(data.train_annotations, data.train_images or "", given)
     return TrainingSet(given or COCO_TRAIN_IMAGES, COCO_CLASSES)
 
 
-def describe_records(folder: Path, images: int) -> TrainingSet:
-    """Count the images of a folder of records; a number of images that is not 0 replaces theirs."""
+def describe_records(data_dir: str, images: int) -> TrainingSet:
+    """Count the images of a folder or URL of records; a number of images that is not 0 replaces theirs."""
+    if is_url(data_dir):
+        from gaudi_datasets.records.remote_records import RemoteRecords
+
+        return _describe_manifest(RemoteRecords(data_dir, "train", kind="detection").manifest, images)
+    folder = Path(data_dir)
     paths, path = sorted(folder.glob("train-*")), folder / "train.json"
     if paths:
         from gaudi_datasets.records.record_sets import check_shards
@@ -358,15 +364,7 @@ def describe_records(folder: Path, images: int) -> TrainingSet:
         check_shards(folder, "train")
     if path.is_file():
         try:
-            manifest = json.loads(read_file(path))
-            return TrainingSet(
-                images=images or int(manifest["images"]["kept"]),
-                num_classes=len(manifest["categories"]),
-                images_found=int(manifest["images"]["of"]),
-                boxes=int(manifest["boxes"]["kept"]),
-                boxes_found=int(manifest["boxes"]["of"]),
-                record_bytes=sum(int(shard["bytes"]) for shard in manifest["shards"]),
-            )
+            return _describe_manifest(json.loads(read_file(path)), images)
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path}: is not a manifest of records ({error!r}); convert the data set again") from None
     if images:
@@ -382,6 +380,17 @@ def describe_records(folder: Path, images: int) -> TrainingSet:
     if not counted:
         raise DataError(f"{folder}: the train-* files hold no record; convert the data set again")
     return TrainingSet(counted, COCO_CLASSES, record_bytes=sum(path.stat().st_size for path in paths))
+
+
+def _describe_manifest(manifest: Mapping[str, Any], images: int) -> TrainingSet:
+    return TrainingSet(
+        images=images or int(manifest["images"]["kept"]),
+        num_classes=len(manifest["categories"]),
+        images_found=int(manifest["images"]["of"]),
+        boxes=int(manifest["boxes"]["kept"]),
+        boxes_found=int(manifest["boxes"]["of"]),
+        record_bytes=sum(int(shard["bytes"]) for shard in manifest["shards"]),
+    )
 
 
 def describe_annotations(path: str | Path, image_dir: str | Path, images: int) -> TrainingSet:

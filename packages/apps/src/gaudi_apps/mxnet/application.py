@@ -91,7 +91,7 @@ class SSDMXNetApplication(Application):
                 if not path.exists():
                     remedy = "correct --coco_root or --dataset"
                     raise MissingInputError("there is no such file or folder", path=path, remedy=remedy)
-        elif data.data_dir is not None and not has_records(Path(data.data_dir), split):
+        elif data.data_dir is not None and not has_records(data.data_dir, split):
             open_source(self.config, split)  # which says what is there
 
     def make_plan(self, num_images: int) -> Plan:
@@ -325,7 +325,7 @@ def open_source(config: SSDMXNetConfig, split: Split) -> DetectionSource:
 
     data = config.data
     if data.data_dir is not None:
-        return RecordSource(Path(data.data_dir), split)
+        return RecordSource(data.data_dir, split)
     if data.coco_root is None:
         raise MissingInputError(f"--coco_root, --data_dir: not given; one of them must name the {split} images")
     annotations, images = find_coco_files(data.coco_root, data.dataset, split)

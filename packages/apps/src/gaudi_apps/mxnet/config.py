@@ -77,7 +77,7 @@ class DataFlags(flags.DataFlags):
     use_tfrecord: Annotated[Switch, resume_safe()] = False
     """Of the original: the same as --data_dir, which it needs."""
     data_dir: Annotated[str | None, arg(aliases=["--tfrecord_root"]), per_rank()] = None
-    """Folder of records (train-*, val-*) made by gaudi-datasets, in place of --coco_root."""
+    """Folder or URL of records (train-*, val-*) made by gaudi-datasets, in place of --coco_root."""
     use_fake_data: Annotated[Switch, arg(aliases=["--synthetic"]), fixed()] = False
     """Train on random images, to measure speed."""
     num_examples_per_epoch: Annotated[int | None, arg(aliases=["--dataset_size"]), fixed(minimum=1)] = None

@@ -155,7 +155,7 @@ def describe_training_set(config: SSDMXNetConfig) -> TrainingSet:
     """Count the images and classes of the records or files; those of COCO where there are none."""
     data, given = config.data, config.data.num_examples_per_epoch or 0
     if data.data_dir is not None:
-        return describe_records(Path(data.data_dir), given)
+        return describe_records(data.data_dir, given)
     if data.coco_root is not None:
         return describe_annotations(*find_coco_files(data.coco_root, data.dataset, "train"), given)
     return TrainingSet(given or COCO_TRAIN_IMAGES, COCO_CLASSES)

@@ -17,6 +17,7 @@ from gaudi_apps.training.plan import CURRENT
 from gaudi_apps.training.recipe import CHECKED, NO_RECIPE, RECIPE, SPLIT, STARTED, Length, Recipe
 from gaudi_datasets.documents import load_yaml
 from gaudi_datasets.errors import FlagError, MissingInputError
+from gaudi_datasets.fetching.stores import is_url
 
 if TYPE_CHECKING:
     from gaudi_apps.cli.flags import ProgramConfig
@@ -138,7 +139,7 @@ class Application(ABC):
         if is_checked or mode not in ("predict", "export"):
             for name in (name for name in _PATHS if mode not in ("eval", "export") or not name.startswith("train_")):
                 path = getattr(config.data, name, None)
-                if path is not None and not Path(path).exists():
+                if path is not None and not is_url(path) and not Path(path).exists():
                     raise MissingInputError(
                         "there is no such file or folder", flag=f"--{name}", path=path, remedy=f"correct --{name}"
                     )
@@ -178,7 +179,7 @@ class Application(ABC):
         values = {name: found[name] for name in ("val_share", "seed", *_PATHS) if name in flags and name in found}
         paths = [value for name, value in values.items() if name in _PATHS and value]
         numbers = [value for name, value in values.items() if name not in _PATHS]
-        are_there = paths and all(isinstance(path, str) and Path(path).exists() for path in paths)
+        are_there = paths and all(isinstance(path, str) and (is_url(path) or Path(path).exists()) for path in paths)
         if not are_there or not all(isinstance(number, (int, float)) for number in numbers):
             raise FlagError(
                 "--mode export: needs images to check the export on, and the run names none that are there",

@@ -11,7 +11,9 @@ from gaudi_datasets.classification.examples import ClassificationExample, Classi
 from gaudi_datasets.classification.imagenet import open_validation_images
 from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.fetching.stores import is_url
 from gaudi_datasets.records.record_sets import RecordSet, has_records
+from gaudi_datasets.records.remote_records import RemoteRecords
 from gaudi_datasets.split_folders import find_folder, inspect_folder, name_folders
 
 __all__ = ["ClassificationExample", "ClassificationSource", "RecordSource"]
@@ -34,7 +36,9 @@ class RecordSource(RecordSet):
 
     def __init__(self, data_dir: str | Path, split: str) -> None:
         other = OTHER_NAMES.get(split)
-        if other and not has_records(Path(data_dir), split) and has_records(Path(data_dir), other):
+        if is_url(data_dir):
+            split = find_remote(str(data_dir), split).split
+        elif other and not has_records(data_dir, split) and has_records(data_dir, other):
             split = other
         super().__init__(data_dir, split, kind="classification")
         # Without a manifest, the labels 1 to 1000 of ImageNet, by their numbers.
@@ -59,16 +63,31 @@ class RecordSource(RecordSet):
         return decode_example(content, len(self.class_names), place, image_id=index)
 
 
+def find_remote(url: str, split: str) -> RemoteRecords:
+    """Find records in a store by their manifest, and fetch no image; `val` and `validation` mean each other.
+
+    Raises:
+        GaudiError: as by `RemoteRecords`.
+    """
+    try:
+        return RemoteRecords(url, split, kind="classification")
+    except MissingInputError:
+        if split not in OTHER_NAMES:
+            raise
+        return RemoteRecords(url, OTHER_NAMES[split], kind="classification")
+
+
 def _find_inner(data_dir: Path, split: str) -> str | None:
     """Find the name of a folder in a folder that holds a split itself."""
     inner = sorted(path for path in data_dir.iterdir() if path.is_dir() and not path.name.startswith("."))
     return next((path.name for path in inner if find_folder(path, split) or has_records(path, split)), None)
 
 
-def open_split(data_dir: Path, split: str, class_names: Sequence[str] | None = None) -> ClassificationSource:
+def open_split(data_dir: str | Path, split: str, class_names: Sequence[str] | None = None) -> ClassificationSource:
     """Open a split, by what is there.
 
-    Records are in `data_dir`, or in a folder of the split below it, as the originals wrote them. Images are in such a
+    Records are in `data_dir`, or in a folder of the split below it, as the originals wrote them; at a URL there are
+    only records. Images are in such a
     folder: in a folder for each class, or, those of ImageNet's validation, without any, and their labels in `data_dir`.
     The splits `val` and `validation` mean each other, and `name_folders` lists the folders that are known.
     `class_names` are classes in the order of their labels, for images; records tell their own.
@@ -77,6 +96,9 @@ def open_split(data_dir: Path, split: str, class_names: Sequence[str] | None = N
         MissingInputError: the split is not there, or shards of its records are missing.
         DataError: it is empty or damaged, or there are both records and images, so that it is not clear which to take.
     """
+    if is_url(data_dir):
+        return RecordSource(data_dir, split)
+    data_dir = Path(data_dir)
     beside = next((name for name in (split, OTHER_NAMES.get(split, split)) if any(data_dir.glob(f"{name}-*"))), None)
     folder = find_folder(data_dir, split)
     if folder is None:

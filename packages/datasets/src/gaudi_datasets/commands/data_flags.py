@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
+from gaudi_datasets.fetching.stores import check_records_url
 from gaudi_ops.program import say
 
 if TYPE_CHECKING:
@@ -116,17 +117,26 @@ class FoldersFlags:
 class RecordsFlags:
     """Records that were converted before."""
 
-    data_dir: Path
-    """folder of the records"""
+    data_dir: str
+    """folder of the records, or its URL, such as s3://bucket/records"""
     records: str
     """their split: the first part of the file names, such as train or val"""
+    cache_dir: Path | None = None
+    """folder for what is fetched from a URL, shared by all processes of a host; by default in the user's cache"""
+    cache_gb: float = 100.0
+    """most GB in --cache_dir; records that nothing reads make room for others"""
+
+    def __post_init__(self) -> None:
+        check_records_url(self.data_dir, self.cache_dir, self.cache_gb)
 
     def open(self) -> tuple[DetectionRecords | ClassificationRecords, ListIds]:
         """Open the records, of either kind."""
         from gaudi_datasets.classification.sources import RecordSource as ClassificationRecords
         from gaudi_datasets.detection.sources import RecordSource as DetectionRecords
         from gaudi_datasets.records.record_sets import find_kind
+        from gaudi_datasets.records.remote_records import use_cache
 
+        use_cache(self.cache_dir, self.cache_gb)
         kind = find_kind(self.data_dir, self.records)
         source = (DetectionRecords if kind == "detection" else ClassificationRecords)(self.data_dir, self.records)
         return source, lambda: [source.read(index).image_id for index in range(len(source))]

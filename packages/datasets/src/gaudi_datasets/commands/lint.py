@@ -122,7 +122,11 @@ class _RecordSets(RecordsFlags):
 
     @property
     def other(self) -> RecordsFlags | None:
-        return None if self.val_records is None else RecordsFlags(self.data_dir, self.val_records)
+        return (
+            None
+            if self.val_records is None
+            else RecordsFlags(self.data_dir, self.val_records, self.cache_dir, self.cache_gb)
+        )
 
 
 Sets = TypeVar("Sets", _CocoSets, _VocSets, _YoloSets, _FolderSets, _RecordSets)

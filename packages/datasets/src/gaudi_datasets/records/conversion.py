@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import google_crc32c
 
-from gaudi_datasets.documents import CHECKSUM, load_json, require_seal, seal
+from gaudi_datasets.documents import CHECKSUM, Faults, load_json, require_seal, seal
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
 from gaudi_datasets.memory import count_processors
 from gaudi_datasets.output_files import resumable_folder, write_json
@@ -153,6 +153,29 @@ def write_shards(
         plan = seal({"replaced": replaced, "manifest": document})
         write_json(staging / _PLAN, plan)
         return _publish(plan, staging, output_dir, split)
+
+
+def parse_manifest(document: Any, path: str | Path) -> dict[str, tuple[int, str | None]]:
+    """Return size and CRC-32C of the shards that a manifest tells of, by name; None where it tells of no CRC-32C.
+
+    Raises:
+        DataError: it is of another format, of a version that is not known, damaged, or lacks a field.
+    """
+    if not isinstance(document, dict) or document.get("format") != MANIFEST_FORMAT:
+        raise DataError("is no manifest of records", path=path, remedy="move it away or convert the data again")
+    if document.get("version") not in (MANIFEST_VERSION, UNSEALED_VERSION):
+        raise DataError(
+            f"has version {document.get('version')}, known is {MANIFEST_VERSION}", path=path, remedy="convert again"
+        )
+    require_seal(document, path, needed=document["version"] == MANIFEST_VERSION)
+    faults = Faults(path)
+    rows = faults.parse(
+        "shards",
+        document.get("shards"),
+        lambda record: (record.text("name"), (record.integer("bytes"), record.fields.get("crc32c"))),
+    )
+    faults.raise_any()
+    return dict(rows)
 
 
 def unfinished_folder(output_dir: Path, split: str) -> Path:

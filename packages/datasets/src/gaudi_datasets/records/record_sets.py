@@ -12,17 +12,18 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_datasets.documents import CHECKSUM, Faults, load_json, require_seal
+from gaudi_datasets.documents import CHECKSUM, load_json
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.fetching.stores import is_url
 from gaudi_datasets.image_files import IMAGE_ENDINGS
 from gaudi_datasets.records.conversion import (
     DECODED,
     JOB_IDENTITY,
-    MANIFEST_FORMAT,
-    MANIFEST_VERSION,
     UNSEALED_VERSION,
+    parse_manifest,
     unfinished_folder,
 )
+from gaudi_datasets.records.remote_records import RemoteRecords
 from gaudi_datasets.records.tfrecords import (
     ExampleFeatures,
     RecordPlace,
@@ -47,7 +48,8 @@ class RecordSet:
     neither the number of shards nor whether there are records at all changes the order of a data set.
 
     Args:
-        data_dir: the folder of the records, or the one that holds a folder of records for each split.
+        data_dir: the folder of the records, or the one that holds a folder of records for each split; or its URL, see
+            `RemoteRecords` for what is done then, and raised.
         split: what the names of the shards begin with; see `locate_records` for those in a folder of their own.
         kind: what the records must be of.
 
@@ -69,8 +71,12 @@ class RecordSet:
     """
 
     def __init__(self, data_dir: str | Path, split: str, *, kind: RecordKind) -> None:
-        folder, split = locate_records(Path(data_dir), split)
-        self.name = f"{folder}:{split}"
+        if is_url(data_dir):
+            remote = RemoteRecords(str(data_dir), split, kind=kind)
+            folder, split, self.name = remote.fetch(), remote.split, f"{remote.url}:{remote.split}"
+        else:
+            folder, split = locate_records(Path(data_dir), split)
+            self.name = f"{folder}:{split}"
         self.paths = _find_shards(folder, split)
         self.manifest_path = folder / f"{split}.json"
         self.manifest = read_manifest(self.manifest_path, self.paths)
@@ -132,9 +138,14 @@ class RecordSet:
         return place, read_record(place)
 
 
-def has_records(data_dir: Path, split: str) -> bool:
+def has_records(data_dir: str | Path, split: str) -> bool:
     """Tell whether there are records of a split, in the folder or in one of the split below it."""
-    folder, split = locate_records(data_dir, split)
+    if is_url(data_dir):
+        try:
+            return bool(RemoteRecords(str(data_dir), split).manifest)
+        except MissingInputError:
+            return False
+    folder, split = locate_records(Path(data_dir), split)
     return any(path.is_file() for path in folder.glob(f"{split}-*"))
 
 
@@ -162,6 +173,9 @@ def check_shards(data_dir: str | Path, split: str) -> None:
     Raises:
         MissingInputError, DataError: as by `RecordSet`.
     """
+    if is_url(data_dir):
+        RemoteRecords(str(data_dir), split)
+        return
     folder, split = locate_records(Path(data_dir), split)
     read_manifest(folder / f"{split}.json", _find_shards(folder, split))
 
@@ -172,6 +186,9 @@ def find_kind(data_dir: str | Path, split: str) -> RecordKind:
     Raises:
         MissingInputError, DataError: as by `RecordSet`.
     """
+    if is_url(data_dir):
+        remote_kind: RecordKind = RemoteRecords(str(data_dir), split).manifest["kind"]
+        return remote_kind
     folder, split = locate_records(Path(data_dir), split)
     paths = _find_shards(folder, split)
     manifest = read_manifest(folder / f"{split}.json", paths)
@@ -226,19 +243,8 @@ def read_manifest(path: Path, shards: Sequence[Path]) -> dict[str, Any] | None:
     """Read the manifest, and compare it with the shards."""
     if not path.exists():
         return None
-    manifest = load_json(path)
-    if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
-        raise DataError("is no manifest of records", path=path, remedy="move it away or convert the data again")
-    if manifest.get("version") not in (MANIFEST_VERSION, UNSEALED_VERSION):
-        raise DataError(
-            f"has version {manifest.get('version')}, known is {MANIFEST_VERSION}", path=path, remedy="convert again"
-        )
-    require_seal(manifest, path, needed=manifest["version"] == MANIFEST_VERSION)
-    faults = Faults(path)
-    sizes = dict(
-        faults.parse("shards", manifest.get("shards"), lambda record: (record.text("name"), record.integer("bytes")))
-    )
-    faults.raise_any()
+    manifest: dict[str, Any] = load_json(path)
+    sizes = {name: size for name, (size, _) in parse_manifest(manifest, path).items()}
     if manifest.get("kind") not in _KINDS or sizes.keys() != {shard.name for shard in shards}:
         raise DataError("does not tell of the records beside it", path=path, remedy="convert the data again")
     for shard in shards:

@@ -1,0 +1,237 @@
+"""Records that a URL names, in a folder of this host that all its processes share and that has a bounded size.
+
+Nothing lists a bucket: the manifest names all files, so that a store whose lists lag behind tells the same. Each shard
+is compared with the manifest's checksum before it has its name, and a set that no process reads makes room for others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import google_crc32c
+
+from gaudi_datasets.documents import shorten
+from gaudi_datasets.errors import AccessError, DataError, FlagError, MissingInputError
+from gaudi_datasets.fetching.stores import DEFAULT_GB, Store
+from gaudi_datasets.program import ProgressLine
+from gaudi_datasets.records.conversion import parse_manifest
+from gaudi_datasets.split_folders import SHARD_NAME, name_folders
+from gaudi_ops.files import hold_lock, is_shared, read_file, share_lock, write_atomically, write_file
+from gaudi_ops.program import say
+
+if TYPE_CHECKING:
+    from gaudi_datasets.fetching.downloads import Patience
+
+_PIECE = 2**23  # a request: so large that its answer outlasts the way to the store, and no more is lost with it
+_IN_USE = "in_use"
+_URL = "url"
+
+_cache: tuple[Path | None, float] = (None, DEFAULT_GB)
+_held: dict[Path, IO[bytes]] = {}
+
+
+def use_cache(folder: str | Path | None = None, gigabytes: float = DEFAULT_GB) -> None:
+    """Keep what this process fetches from now on in a folder, which may have so many GB; None: in the user's cache."""
+    global _cache
+    _cache = (None if folder is None else Path(folder)), gigabytes
+
+
+def _find_cache() -> Path:
+    found = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "gaudi" / "records"
+    return _cache[0] or found
+
+
+class RemoteRecords:
+    """The records of one split below a URL, by their manifest; records without one cannot be checked.
+
+    Args:
+        url: the folder of the records, or the one that holds a folder of records for each split.
+        split: what the names of the shards begin with.
+        kind: what the records must be of; None: of any kind.
+        patience: how long the store is waited for.
+
+    Attributes:
+        url: the folder of the records.
+        split: what the names of the shards begin with there.
+        manifest: what it tells.
+
+    Raises:
+        MissingInputError: there is no manifest.
+        DataError: the manifest is damaged, or of something else.
+        AccessError, TransferError, FlagError, MissingExtraError: as by `Store`.
+    """
+
+    def __init__(self, url: str, split: str, *, kind: str | None = None, patience: Patience | None = None) -> None:
+        self._store = Store(url, patience)
+        self._folder, self.split, self._content = _find_manifest(self._store, split)
+        self.url = self._store.name(self._folder).rstrip("/")
+        path = f"{self.url}/{self.split}.json"
+        self.manifest, self._shards = _parse(self._content, self.split, path)
+        if kind is not None and self.manifest.get("kind") != kind:
+            found = shorten(self.manifest.get("kind"))
+            raise DataError(f"tells of {found} records; {kind} records are needed", path=path)
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the number of bytes of all shards together."""
+        return sum(size for size, _ in self._shards.values())
+
+    def fetch(self) -> Path:
+        """Fetch the shards that are not in the cache, or wait for a process that does; return their folder.
+
+        They stay there as long as this process lives.
+
+        Raises:
+            FlagError: they do not fit into the cache beside those that are in use.
+            MissingInputError, DataError: a shard is not there, or is another than that of the manifest.
+            AccessError, TransferError: as by `Store`.
+        """
+        cache = _find_cache()
+        key = hashlib.sha256(f"{self.url}/{self.split}\n".encode() + self._content).hexdigest()[:32]
+        folder = cache / key
+
+        def tell() -> None:
+            say(f"{self.url}: another process fetches it; waiting", error=True)
+
+        with hold_lock(cache / "cache.lock"):
+            if folder not in _held:
+                if not folder.is_dir():
+                    _make_room(cache, self.num_bytes, self.url)
+                    folder.mkdir()
+                    write_file(folder / f"{self.split}.json", self._content)
+                write_file(folder / _URL, f"{self.url}\n")  # for people; and the time of the newest use
+                _held[folder] = share_lock(folder / _IN_USE)
+        with hold_lock(cache / f"{key}.lock", waiting=tell):
+            self._fetch_missing(folder)
+        return folder
+
+    def _fetch_missing(self, folder: Path) -> None:
+        missing = [name for name, (size, _) in self._shards.items() if _find_size(folder / name) != size]
+        progress = ProgressLine("fetching", "file")
+        sizes = {name: self._shards[name][0] for name in missing}
+        pieces = [piece for name in missing for piece in _cut(self._path(name), sizes[name])]
+        with contextlib.closing(self._store.read_pieces(pieces)) as contents:
+            for number, name in enumerate(missing):
+                progress(number, len(missing))
+                if self._write(folder / name, contents):
+                    continue
+                # Once more, in case it was damaged on its way; those on their way are of the next files.
+                if not self._write(folder / name, self._store.read_pieces(_cut(self._path(name), sizes[name]))):
+                    raise DataError(
+                        f"has not the CRC-32C {self._shards[name][1]} of its manifest",
+                        path=f"{self.url}/{name}",
+                        field="crc32c",
+                        remedy="it was replaced or is damaged: copy or convert it again",
+                    )
+        progress(len(missing), len(missing))
+
+    def _path(self, name: str) -> str:
+        return f"{self._folder}/{name}" if self._folder else name
+
+    def _write(self, path: Path, contents: Iterator[bytes]) -> bool:
+        """Write a shard; return False, and leave nothing there, if it is not that of the manifest."""
+        size, expected = self._shards[path.name]
+        checksum = 0
+        with contextlib.suppress(_OtherContentError), write_atomically(path) as file:
+            for _ in _cut("", size):
+                content = next(contents)
+                checksum = google_crc32c.extend(checksum, content)
+                file.write(content)
+            if f"{checksum:08x}" != expected:
+                raise _OtherContentError
+        return path.exists()
+
+
+class _OtherContentError(Exception):
+    """A shard that is not that of the manifest, so that its draft is removed."""
+
+
+def _cut(path: str, size: int) -> list[tuple[str, int, int]]:
+    """Cut a file into pieces to ask for; an empty one has none."""
+    return [(path, start, min(start + _PIECE, size)) for start in range(0, size, _PIECE)]
+
+
+def _find_size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
+
+
+def _find_manifest(store: Store, split: str) -> tuple[str, str, bytes]:
+    """Find the folder of a manifest below that of the store, the split's name there, and the content.
+
+    Where a store hides what is not there behind a refusal, the next place is tried, too.
+    """
+    inner = ((folder, name) for folder in name_folders(split) for name in dict.fromkeys((split, folder)))
+    refusal: AccessError | None = None
+    for folder, name in (("", split), *inner):
+        if "/" in name:
+            continue
+        try:
+            return folder, name, store.read(f"{folder}/{name}.json" if folder else f"{name}.json")
+        except MissingInputError as error:
+            if "NoSuchBucket" in str(error):
+                raise
+        except AccessError as error:
+            refusal = refusal or error
+    if refusal is not None:
+        raise refusal
+    raise MissingInputError(
+        f"has no manifest {split}.json, which records in a store need",
+        path=store.url,
+        remedy="correct the URL, or copy the folder that gaudi-datasets convert wrote there whole",
+    )
+
+
+def _parse(content: bytes, split: str, path: str) -> tuple[dict[str, Any], dict[str, tuple[int, str]]]:
+    """Return a manifest, and size and CRC-32C of its shards by name; a name that leads elsewhere is refused."""
+    try:
+        manifest: dict[str, Any] = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"is not JSON ({error})", path=path, remedy="copy it again") from None
+    shards = {}
+    for name, (size, checksum) in parse_manifest(manifest, path).items():
+        is_shard = SHARD_NAME.fullmatch(name) and name.startswith(f"{split}-") and "/" not in name
+        if not is_shard or not isinstance(checksum, str):
+            raise DataError(
+                f"names {shorten(name)} with the CRC-32C {shorten(checksum)}, which is no shard",
+                path=path,
+                field="shards",
+                remedy="convert the data again",
+            )
+        shards[name] = size, checksum
+    return manifest, shards
+
+
+def _make_room(cache: Path, needed: int, url: str) -> None:
+    """Remove sets of records, those first whose use is longest ago, until there is room; those in use stay."""
+    most = int(_cache[1] * 1e9)
+    sizes = {}
+    for folder in cache.iterdir():
+        if folder.is_dir():
+            manifest = next(folder.glob("*.json"), None)
+            rows = [] if manifest is None else json.loads(read_file(manifest))["shards"]
+            sizes[folder] = sum(row["bytes"] for row in rows)
+    for folder in sorted(sizes, key=lambda each: _find_time(each / _URL)):
+        if sum(sizes.values()) + needed <= most:
+            return
+        if not (folder / _IN_USE).exists() or not is_shared(folder / _IN_USE):
+            shutil.rmtree(folder)
+            del sizes[folder]
+    if (there := sum(sizes.values())) + needed > most:
+        others = f"; {there / 1e9:.3g} GB there are in use" if there else ""
+        raise FlagError(
+            f"has {needed / 1e9:.3g} GB, and the cache {cache} may have {_cache[1]:.3g} GB{others}",
+            flag="--cache_gb",
+            path=url,
+            remedy="give a larger --cache_gb, and a --cache_dir with the room",
+        )
+
+
+def _find_time(path: Path) -> float:
+    return path.stat().st_mtime if path.exists() else 0.0

@@ -1,0 +1,229 @@
+"""Records in a bucket are those of a folder, through slow, cut and refused answers, kills and full caches."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.remote.conftest import BUCKET, SECRET, Bucket
+
+from gaudi_datasets.detection.sources import RecordSource
+from gaudi_datasets.errors import AccessError, DataError, FlagError, GaudiError, MissingInputError, TransferError
+from gaudi_datasets.fetching.downloads import Patience
+from gaudi_datasets.records.record_sets import check_shards, find_kind, has_records
+from gaudi_datasets.records.remote_records import RemoteRecords
+
+URL = f"s3://{BUCKET}/records"
+SOON = Patience(attempts=3, silent_seconds=1, first_wait_seconds=0.01)
+MANIFEST = ("",)  # one request
+LINT = (sys.executable, "-m", "gaudi_datasets", "lint", "records", "--data_dir", URL, "--records", "train")
+
+
+@pytest.fixture
+def filled(bucket: Bucket, records: Path) -> Bucket:
+    bucket.upload(records, "records")
+    return bucket
+
+
+def fetch(url: str = URL, split: str = "train", patience: Patience = SOON) -> Path:
+    return RemoteRecords(url, split, patience=patience).fetch()
+
+
+def require_equal(found: Path, records: Path, split: str = "train") -> None:
+    names = sorted(path.name for path in records.glob(f"{split}*"))
+    assert sorted(path.name for path in found.glob(f"{split}*")) == names
+    assert [(found / name).read_bytes() for name in names] == [(records / name).read_bytes() for name in names]
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_records_are_those_of_the_folder(filled: Bucket, records: Path, split: str) -> None:
+    local, remote = RecordSource(records, split), RecordSource(URL, split)
+    assert remote.fingerprint == local.fingerprint
+    assert [remote.read(index).file_name for index in range(len(remote))] == [
+        local.read(index).file_name for index in range(len(local))
+    ]
+    assert remote.name == f"{URL}:{split}"
+    before = filled.count("GET", ".tfrecord")
+    RecordSource(URL, split)
+    assert filled.count("GET", ".tfrecord") == before == 3
+
+
+def test_records_in_a_folder_of_their_split(bucket: Bucket, records: Path) -> None:
+    for path in records.glob("val*"):
+        bucket.put(f"records/validation/{path.name}", path.read_bytes())
+    assert len(RecordSource(URL, "val")) == 8
+    assert not has_records(URL, "train")
+
+
+def test_the_manifest_alone_tells_kind_and_presence(filled: Bucket) -> None:
+    assert has_records(URL, "train")
+    assert find_kind(URL, "train") == "detection"
+    check_shards(URL, "train")
+    assert not filled.count("GET", ".tfrecord")
+    with pytest.raises(DataError):
+        RemoteRecords(URL, "train", kind="classification")
+
+
+@pytest.mark.parametrize(
+    "faults", [("503", "503"), ("cut", "cut"), ("stall",), ("", "503", "cut", "cut"), ("", "damage")]
+)
+def test_what_passes_is_tried_again(filled: Bucket, records: Path, faults: tuple[str, ...]) -> None:
+    filled.add_faults(*faults)
+    require_equal(fetch(), records)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "times"),
+    [("403", AccessError, 1), ("expired", AccessError, 1), ("503", TransferError, 3), ("cut", TransferError, 3)],
+)
+def test_what_stays_is_an_error(filled: Bucket, fault: str, kind: type[GaudiError], times: int) -> None:
+    filled.always = fault
+    with pytest.raises(kind) as caught:
+        fetch()
+    assert caught.value.exit_status == kind.exit_status
+    assert str(caught.value.path).startswith("s3://")
+    assert SECRET not in str(caught.value)
+    assert filled.count("GET", "/records/train.json") == times
+
+
+def test_credentials_that_expire_meanwhile_end_it_and_new_ones_go_on(filled: Bucket, records: Path) -> None:
+    filled.add_faults(*MANIFEST, "")
+    filled.always = "expired"
+    with pytest.raises(AccessError):
+        fetch()
+    filled.always = ""
+    require_equal(fetch(), records)
+
+
+def test_without_credentials(filled: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    filled.always = "403"
+    with pytest.raises(AccessError):
+        fetch()
+
+
+@pytest.mark.parametrize("url", ["s3://no-such-bucket/records", f"s3://{BUCKET}/nothing"])
+def test_what_is_not_there(filled: Bucket, url: str) -> None:
+    with pytest.raises(MissingInputError) as caught:
+        fetch(url)
+    assert str(caught.value.path).startswith(url)
+
+
+def test_a_shard_that_is_gone_or_another(filled: Bucket, records: Path) -> None:
+    name = "train-00001-of-00003.tfrecord"
+    filled.put(f"records/{name}", bytes(len((records / name).read_bytes())))
+    with pytest.raises(DataError) as caught:
+        fetch()
+    assert (caught.value.field, caught.value.path) == ("crc32c", f"{URL}/{name}")
+    filled.delete(f"records/{name}")
+    with pytest.raises(MissingInputError):
+        fetch()
+    filled.put(f"records/{name}", (records / name).read_bytes())
+    require_equal(fetch(), records)
+
+
+def test_a_manifest_that_leads_elsewhere(filled: Bucket, records: Path) -> None:
+    text = (records / "train.json").read_text()
+    filled.put("records/train.json", text.replace("train-00001", "../n-00001").encode())
+    with pytest.raises(DataError):
+        fetch()
+
+
+@pytest.mark.parametrize(
+    "url", [f"s3://user:{SECRET}@{BUCKET}/records", f"s3://{BUCKET}/records?X-Amz-Signature={SECRET}"]
+)
+def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(FlagError) as caught:
+        fetch(url)
+    assert SECRET not in f"{caught.value}{caught.value.path}"
+
+
+@pytest.mark.slow
+def test_processes_of_a_host_fetch_once(filled: Bucket) -> None:
+    ranks = [subprocess.Popen(LINT, stdout=subprocess.DEVNULL) for _ in range(3)]
+    assert [rank.wait() for rank in ranks] == [0, 0, 0]
+    assert filled.count("GET", ".tfrecord") == 3
+
+
+@pytest.mark.slow
+def test_a_killed_process_loses_one_shard_at_most(filled: Bucket, records: Path, tmp_path: Path) -> None:
+    filled.add_faults(*MANIFEST, *MANIFEST, "", "stall", "stall")  # to tell the kind, to open; one shard arrives
+    first = subprocess.Popen(LINT, stdout=subprocess.DEVNULL)
+    assert filled.stalled.wait(300)
+    first.send_signal(signal.SIGKILL)
+    assert first.wait() == -signal.SIGKILL
+    filled.faults = type(filled.faults)()
+    assert subprocess.run(LINT, stdout=subprocess.DEVNULL).returncode == 0
+    (folder,) = (path for path in (tmp_path / "cache" / "gaudi" / "records").iterdir() if path.is_dir())
+    require_equal(folder, records)
+    assert not list(folder.glob(".unfinished*"))
+
+
+@pytest.mark.slow
+def test_sets_that_nothing_reads_make_room(filled: Bucket, records: Path, tmp_path: Path) -> None:
+    size = sum(path.stat().st_size for path in records.glob("*.tfrecord"))
+    flags = ("--cache_dir", str(tmp_path / "own"), "--cache_gb", str(size * 1.2e-9))
+    other = (*LINT[:-1], "val")
+
+    def list_splits() -> set[str]:
+        return {path.name for path in (tmp_path / "own").glob("*/*.json")}
+
+    for path in records.iterdir():
+        filled.put(f"copy/{path.name}", path.read_bytes())
+    assert subprocess.run([*LINT, *flags], stdout=subprocess.DEVNULL).returncode == 0
+    assert subprocess.run([*other, *flags], stdout=subprocess.DEVNULL).returncode == 0
+    assert list_splits() == {"train.json", "val.json"}
+    copied = [argument.replace(URL, f"s3://{BUCKET}/copy") for argument in (*other, *flags)]
+    assert subprocess.run(copied, stdout=subprocess.DEVNULL).returncode == 0  # the oldest goes: train
+    assert list_splits() == {"val.json"}
+
+
+@pytest.mark.slow
+def test_sets_in_use_stay(filled: Bucket, records: Path, tmp_path: Path) -> None:
+    folder = fetch()
+    size = sum(path.stat().st_size for path in records.glob("train-*"))
+    cache = os.fspath(tmp_path / "cache" / "gaudi" / "records")
+    command = [*LINT[:-1], "val", "--cache_dir", cache, "--cache_gb", str(size * 1.01e-9)]
+    found = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert found.returncode == FlagError.exit_status
+    assert "--cache_gb" in found.stderr
+    require_equal(folder, records)
+
+
+@pytest.mark.slow
+def test_a_training_computes_the_same_weights(filled: Bucket, records: Path, tmp_path: Path) -> None:
+    hashes: list[object] = []
+    program = Path(__file__).parents[2] / "packages/apps/tests/small_ssd.py"
+    for data_dir in (os.fspath(records), URL):
+        run = tmp_path / f"run-{len(hashes)}"
+        flags = [
+            "--data_dir",
+            data_dir,
+            "--model_dir",
+            os.fspath(run),
+            *["-b", "4", "-s", "3", "--device", "cpu", "-d", "fp32"],
+        ]
+        found = subprocess.run([sys.executable, program, *flags], capture_output=True, text=True)
+        assert found.returncode == 0, found.stderr
+        (manifest,) = run.glob("checkpoints/step-00000003/manifest.json")
+        hashes.append(json.loads(manifest.read_text())["manifest"]["sha256"])
+    assert hashes[0] == hashes[1]
+    assert f"data_dir: {URL}" in (run / "config.yaml").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "status"), [("expired", 77), ("", 66)])
+def test_a_training_ends_before_tensorflow(bucket: Bucket, tmp_path: Path, fault: str, status: int) -> None:
+    bucket.always = fault
+    command = [sys.executable, "-X", "importtime", "-m", "gaudi_apps.ssd_train", "--data_dir", URL]
+    found = subprocess.run([*command, "--model_dir", tmp_path / "run"], capture_output=True, text=True)
+    assert found.returncode == status
+    assert " tensorflow\n" not in found.stderr
+    assert SECRET not in found.stdout + found.stderr
+    assert not (tmp_path / "run").exists()
