@@ -280,17 +280,10 @@ def scaleout(session: nox.Session) -> None:
     """Test several ranks for real; Open MPI comes from the system, Horovod is built where it is not cached."""
     install(session, EXTRAS, XDIST)
     install_horovod(session)
-    # Files in the order of their names: the one with the fewest tests, which xdist would start last, is the longest.
-    # One at a time beside other sessions: ranks that wait by Open MPI keep a processor busy.
+    # By name, else the longest file comes last; one at a time beside others, for ranks that wait by MPI are busy.
     number = "1" if session.parallel or "CI_LANE" in os.environ else "2"
-    by_file = (
-        "-n",
-        number,
-        "--dist",
-        "loadfile",
-        "--no-loadscope-reorder",
-        *(("-m", "not whole") if is_short() else ()),
-    )
+    chosen = ("-m", "not whole") if is_short() else ()
+    by_file = ("-n", number, "--dist", "loadfile", "--no-loadscope-reorder", *chosen)
     session.run("pytest", "tests/scaleout", *(session.posargs or by_file))
 
 
