@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_ops.errors import GaudiError
-from gaudi_ops.program import MAX_ERROR, describe_error, exit_status_of, run_program, say, show_status
+from gaudi_ops.program import MAX_ERROR, describe_error, exit_status_of, importing, run_program, say, show_status
 
 
 class DataError(GaudiError, ValueError):
@@ -31,6 +32,16 @@ class DataError(GaudiError, ValueError):
 )
 def test_each_kind_of_error_has_its_exit_status(error: BaseException, status: int) -> None:
     assert exit_status_of(error) == status
+
+
+@pytest.mark.parametrize(("name", "is_left"), [("no_such_library", True), ("sys", False)])
+def test_no_garbage_is_looked_for_while_a_library_comes(name: str, is_left: bool) -> None:
+    frozen = gc.get_freeze_count()
+    assert gc.isenabled()
+    with importing(name):
+        assert gc.isenabled() is not is_left
+    assert gc.isenabled()
+    assert (gc.get_freeze_count() > frozen) is is_left
 
 
 def test_an_error_ends_the_program_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:

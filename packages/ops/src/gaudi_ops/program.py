@@ -7,6 +7,7 @@ has the same functions, because no arrow joins the two.
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import os
 import select
@@ -50,6 +51,26 @@ def show_status(text: str, stream: TextIO | None = None) -> None:
         shown.write(f"\r\x1b[K{escape(text)}")
         shown.flush()
     _status = shown if text else None
+
+
+@contextmanager
+def importing(name: str) -> Iterator[None]:
+    """Import a large library within a context, in up to a third less time; nothing is done where it is there already.
+
+    What it makes stays, so Python does not look through it for garbage, neither meanwhile nor later.
+
+    Args:
+        name: of the library's module.
+    """
+    if name in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def run_program(main: Callable[[], int | None], *, prog: str, debug: bool = False) -> NoReturn:

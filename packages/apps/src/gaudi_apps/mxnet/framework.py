@@ -15,6 +15,7 @@ from gaudi_apps.runtime.settings import DeviceSettings
 from gaudi_datasets.errors import MissingExtraError
 from gaudi_distributed import apply_environment, polling_environment
 from gaudi_distributed.errors import DeviceError
+from gaudi_ops.program import importing
 
 if TYPE_CHECKING:
     from gaudi_apps.mxnet.config import SSDMXNetConfig
@@ -53,7 +54,8 @@ class MXNet:
         # Our own errors report damaged frames of videos.
         apply_environment({"OPENCV_FFMPEG_LOGLEVEL": "-8"})
         try:
-            import gaudi_models.mxnet  # noqa: F401 - whose error names what is missing
+            with importing("mxnet"):
+                import gaudi_models.mxnet  # noqa: F401 - whose error names what is missing
         except ImportError as error:
             raise MissingExtraError(
                 f"ssd_mxnet_train needs MXNet ({error}); pip install 'gaudi-apps[mxnet]'"

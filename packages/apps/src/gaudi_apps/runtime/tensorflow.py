@@ -31,7 +31,7 @@ from gaudi_distributed import (
 from gaudi_distributed.devices.habana import module_environment
 from gaudi_distributed.devices.machine import Machine, Processor, gather_processor
 from gaudi_ops.files import read_text
-from gaudi_ops.program import say
+from gaudi_ops.program import importing, say
 
 if TYPE_CHECKING:
     from gaudi_apps.training.recording import ReplaySteps
@@ -123,9 +123,10 @@ def start_tensorflow(settings: DeviceSettings) -> Precision:
         dtype="bfloat16" if settings.dtype == "bf16" else "float32",
         on_cpu=kind == "cpu",
     )
-    import tensorflow as tf
+    with importing("tensorflow"):
+        import tensorflow as tf
 
-    from gaudi_ops.tf.keras_api import keras
+        from gaudi_ops.tf.keras_api import keras
 
     try:
         tf.config.threading.set_intra_op_parallelism_threads(threads.intra)
