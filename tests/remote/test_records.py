@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -172,8 +173,14 @@ def test_sets_that_nothing_reads_make_room(filled: Bucket, records: Path, tmp_pa
     other = (*LINT[:-1], "val")
 
     def list_splits() -> set[str]:
-        return {path.name for path in (tmp_path / "own").glob("*/*.json")}
+        found = (tmp_path / "own").glob("*/*.json")
+        return {path.name for path in found if path.parent not in others}
 
+    # Folders of somebody else, of which one looks like a set of records.
+    others = tmp_path / "own" / "photos", tmp_path / "own" / "0123456789abcdef0123456789abcdef"
+    for folder in others:
+        shutil.copytree(records, folder)
+        (folder / "url").write_text("s3://bucket/records\n")
     for path in records.iterdir():
         filled.put(f"copy/{path.name}", path.read_bytes())
     assert subprocess.run([*LINT, *flags], stdout=subprocess.DEVNULL).returncode == 0
@@ -182,6 +189,9 @@ def test_sets_that_nothing_reads_make_room(filled: Bucket, records: Path, tmp_pa
     copied = [argument.replace(URL, f"s3://{BUCKET}/copy") for argument in (*other, *flags)]
     assert subprocess.run(copied, stdout=subprocess.DEVNULL).returncode == 0  # the oldest goes: train
     assert list_splits() == {"val.json"}
+    assert all(
+        {path.name for path in folder.iterdir()} > {path.name for path in records.iterdir()} for folder in others
+    )
 
 
 @pytest.mark.slow

@@ -158,7 +158,7 @@ def test_windows_are_as_large_whether_channels_come_first_or_last() -> None:
 
     rows = np.zeros([0, 4], np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32)
     for axes in ((0, 1, 2), (2, 0, 1)):
-        prepare = Preprocessor(lambda content: None, lambda part, axes=axes: np.zeros([300, 300, 3]).transpose(axes))  # type: ignore[misc]
+        prepare = Preprocessor(lambda part, axes=axes: np.zeros([300, 300, 3]).transpose(axes))  # type: ignore[misc]
         image = InputImage(Path("a"), None, 0.0, 700, 900, prepare.from_pixels(pixels), lambda: pixels)
         make_refinement(ImageFlags(tiles="auto"), CATEGORIES, detect, prepare, 64).apply(image, rows)
     assert seen == [4, 4]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_apps.cli.flags import parse_step_range
+from gaudi_apps.cli.flag_rules import parse_step_range
 from gaudi_apps.runtime.tensorflow import TensorFlow
 from gaudi_apps.training.callbacks import ProfilerTrace
 from gaudi_datasets.errors import FlagError

@@ -23,7 +23,8 @@ from gaudi_datasets.fetching.stores import DEFAULT_GB, Store
 from gaudi_datasets.program import ProgressLine
 from gaudi_datasets.records.conversion import parse_manifest
 from gaudi_datasets.split_folders import SHARD_NAME, name_folders
-from gaudi_ops.files import hold_lock, is_shared, read_file, share_lock, write_atomically, write_file
+from gaudi_ops.errors import GaudiError
+from gaudi_ops.files import hold_lock, is_shared, read_file, read_text, share_lock, write_atomically, write_file
 from gaudi_ops.program import say
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class RemoteRecords:
             AccessError, TransferError: as by `Store`.
         """
         cache = _find_cache()
-        key = hashlib.sha256(f"{self.url}/{self.split}\n".encode() + self._content).hexdigest()[:32]
+        key = _make_key(self.url, self.split, self._content)
         folder = cache / key
 
         def tell() -> None:
@@ -102,11 +103,11 @@ class RemoteRecords:
 
         with hold_lock(cache / "cache.lock"):
             if folder not in _held:
-                if not folder.is_dir():
+                if _find_own_size(folder) is None:
                     _make_room(cache, self.num_bytes, self.url)
-                    folder.mkdir()
+                    folder.mkdir(exist_ok=True)
                     write_file(folder / f"{self.split}.json", self._content)
-                write_file(folder / _URL, f"{self.url}\n")  # for people; and the time of the newest use
+                write_file(folder / _URL, f"{self.url}\n")  # whose time is that of the newest use
                 _held[folder] = share_lock(folder / _IN_USE)
         with hold_lock(cache / f"{key}.lock", waiting=tell):
             self._fetch_missing(folder)
@@ -211,12 +212,8 @@ def _parse(content: bytes, split: str, path: str) -> tuple[dict[str, Any], dict[
 def _make_room(cache: Path, needed: int, url: str) -> None:
     """Remove sets of records, those first whose use is longest ago, until there is room; those in use stay."""
     most = int(_cache[1] * 1e9)
-    sizes = {}
-    for folder in cache.iterdir():
-        if folder.is_dir():
-            manifest = next(folder.glob("*.json"), None)
-            rows = [] if manifest is None else json.loads(read_file(manifest))["shards"]
-            sizes[folder] = sum(row["bytes"] for row in rows)
+    found = {folder: _find_own_size(folder) for folder in cache.iterdir()}
+    sizes = {folder: size for folder, size in found.items() if size is not None}
     for folder in sorted(sizes, key=lambda each: _find_time(each / _URL)):
         if sum(sizes.values()) + needed <= most:
             return
@@ -231,6 +228,24 @@ def _make_room(cache: Path, needed: int, url: str) -> None:
             path=url,
             remedy="give a larger --cache_gb, and a --cache_dir with the room",
         )
+
+
+def _make_key(url: str, split: str, manifest: bytes) -> str:
+    """Return the name of the folder of a set of records."""
+    return hashlib.sha256(f"{url}/{split}\n".encode() + manifest).hexdigest()[:32]
+
+
+def _find_own_size(folder: Path) -> int | None:
+    """Return the bytes of a set of records that was fetched; None for any other folder, which is not ours to remove."""
+    try:
+        (manifest,) = folder.glob("*.json")
+        content, url = read_file(manifest), read_text(folder / _URL).rstrip("\n")
+        if folder.is_symlink() or folder.name != _make_key(url, manifest.stem, content):
+            return None
+        _, shards = _parse(content, manifest.stem, str(manifest))
+    except (OSError, ValueError, GaudiError):
+        return None
+    return sum(size for size, _ in shards.values())
 
 
 def _find_time(path: Path) -> float:
