@@ -1,6 +1,7 @@
-"""resnet_train with a fault of one rank at a phase that it reports, and maybe a network that costs next to nothing.
+"""resnet_train with a fault of one rank at a phase that it reports, and a network that costs little.
 
-Arguments: the fault as JSON, "small" or "real" for the network, then those of the program. A fault has `rank`, `phase`,
+Arguments: the fault as JSON, "small" for a network that costs next to nothing, or "narrow" for the real one with fewer
+channels, then those of the program. A fault has `rank`, `phase`,
 `step` (null: any), a channel `told`, on which the rank says that it fails now, a `gate` at which others are late until
 it has failed, and `act`: the name of a signal that it sends to itself, "nan" for a batch that is not finite, or ""
 where somebody else acts.
@@ -33,6 +34,10 @@ _open_session = Session.__init__
 def main(fault: dict[str, Any], network: str, arguments: list[str]) -> None:
     if network == "small":
         Session.__init__ = open_session  # type: ignore[method-assign,assignment]
+    else:
+        from narrow_program import narrow  # type: ignore[import-not-found]
+
+        narrow()
     if fault:
         report = RankClient.set_progress
 

@@ -1,5 +1,6 @@
-"""One rank: a step of the MXNet detector with batch norm over a group, written to FOLDER/rank_R.npz. Arguments: FOLDER,
-ranks of a group.
+"""One rank: a step of MXNet's narrow detector with batch norm over a group, written to FOLDER/rank_R.npz.
+
+Arguments: FOLDER, ranks of a group.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import horovod.mxnet as hvd
 import mxnet as mx
 import numpy as np
 import numpy.typing as npt
+from narrow_program import narrow  # type: ignore[import-not-found]
 
-from gaudi_models.mxnet.ssd import SSD, build_ssd
-from gaudi_models.mxnet.weights import name_parameters
 from gaudi_models.padding import SSD_PADDINGS
 from gaudi_models.weights import WeightsFile
+
+narrow()
+from gaudi_models.mxnet.ssd import SSD, build_ssd  # noqa: E402 - which is made narrow before
+from gaudi_models.mxnet.weights import name_parameters  # noqa: E402
 
 Arrays = dict[str, npt.NDArray[Any]]
 

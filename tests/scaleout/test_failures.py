@@ -49,7 +49,7 @@ SERIES = {
     "openmpi": ("kill launcher", "kill 0", "stop 1", "kill 1"),
     "gloo": ("kill 1", "stop 0", "kill 0", "kill launcher"),
     "multi_worker": ("stop 0", "kill launcher", "kill 1", "kill 0"),
-    "openmpi-real": ("kill 0", "kill 1", "kill launcher", "stop 0"),
+    "openmpi-narrow": ("kill 0", "kill 1", "kill launcher", "stop 0"),
 }
 WHOLE_SERIES = {
     "openmpi-kill_0": ("kill 0",) * 4,
@@ -101,7 +101,7 @@ class Run:
         data: images by class.
         folder: where its folder and its log are.
         backend: what starts the ranks.
-        network: "small" or "real".
+        network: "small" or "narrow".
         launcher: what starts them in place of gaudi-run.
         waits: makes channels and gates, and waits for the end of processes.
     """
@@ -258,7 +258,7 @@ def test_each_fault_meets_each_phase() -> None:
 def test_failure(runs: Runs, waits: Waits, name: str) -> None:
     """It ends with one cause, leaves no process, and the same command goes on to the same end."""
     backend = name.partition("-")[0]
-    network = "real" if name.endswith("-real") else "small"
+    network = "narrow" if name.endswith("-narrow") else "small"
     run = runs.make(waits, name, backend, network)
     whole = runs.uninterrupted(waits, network)
     for kind, phase in zip((SERIES | WHOLE_SERIES)[name], PHASES, strict=True):

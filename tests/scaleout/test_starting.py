@@ -13,7 +13,8 @@ from gaudi_apps.training.checkpoint import CheckpointFolder
 
 STATE = re.compile(r"step (\d+): state ([0-9a-f]{64})")
 RESNET = (
-    *("-u", "-m", "gaudi_apps.resnet_train", "--use_synthetic_data", "--model", "resnet18", "--image_size", "32"),
+    *("-u", str(Path(__file__).with_name("narrow_program.py")), "resnet_train"),
+    *("--use_synthetic_data", "--model", "resnet18", "--image_size", "32"),
     *("--dtype", "fp32", "--skip_eval", "--log_steps", "1", "--batch_size", "2", "--intra_op_parallelism_threads", "1"),
 )
 TWO = ("--use_horovod", "--num_workers_per_hls", "2")

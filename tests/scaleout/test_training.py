@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import cv2
@@ -30,16 +31,23 @@ STEPS = 5
 GLOBAL_BATCH = 4
 SSD = ("-m", "gaudi_apps.ssd_train", "--backbone", "resnet18")
 RESNET = ("-m", "gaudi_apps.resnet_train")
-# The same programs with networks that cost next to nothing: what is tested of them is how ranks work together. Not
-# where a program starts the ranks, which are then of the real program.
+# The same programs with each layer of their networks, but fewer channels.
+NARROW = str(Path(__file__).with_name("narrow_program.py"))
+# And with networks that cost next to nothing: what is tested of them is how ranks work together.
 SMALL_SSD = (str(Path(__file__).parents[2] / "packages/apps/tests/small_ssd.py"),)
 SMALL_RESNET_PROGRAM = str(Path(__file__).with_name("failing_program.py"))
 SMALL_RESNET = (SMALL_RESNET_PROGRAM, "{}", "small")
 COMMON = ("--dtype", "fp32", "--deterministic")
 BATCH = ("--global_batch_size", str(GLOBAL_BATCH))
 ALL_TOGETHER = ("--distributed_bn",)
-PROGRAMS = {"ssd": SSD, "small_ssd": SMALL_SSD, "resnet": RESNET, "small_resnet": SMALL_RESNET}
-FLAGS = {"ssd": "scenes", "resnet": "classes"}
+PROGRAMS = {
+    "ssd": SSD,
+    "narrow_ssd": (NARROW, "ssd_train", *SSD[2:]),
+    "small_ssd": SMALL_SSD,
+    "resnet": RESNET,
+    "narrow_resnet": (NARROW, "resnet_train"),
+    "small_resnet": SMALL_RESNET,
+}
 STATE = re.compile(r"step (\d+): state ([0-9a-f]{64})")
 # A program on a machine of its own, as far as files go: arguments are a folder, and then its flags.
 OWN_MACHINE = """
@@ -93,35 +101,22 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def ssd_alone(scenes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train in one process."""
-    folder = tmp_path_factory.mktemp("ssd") / "alone"
-    run(*SSD, *scenes, *BATCH, "--steps", STEPS, "--no_evaluate", "--model_dir", folder)
-    return folder
+def alone(
+    scenes: tuple[str, ...], classes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """Return the function that trains a network in one process, once; a classifier has checkpoints of steps 3 and 5."""
 
+    @cache
+    def train(network: str) -> Path:
+        folder = tmp_path_factory.mktemp(network) / "alone"
+        if network.endswith("ssd"):
+            flags: tuple[object, ...] = (*scenes, "--steps", STEPS, "--no_evaluate")
+        else:
+            flags = (*classes, "--train_steps", STEPS, "--skip_eval")
+        run(*PROGRAMS[network], *flags, *BATCH, "--model_dir", folder)
+        return folder
 
-@pytest.fixture(scope="module")
-def small_ssd_alone(scenes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train the small network in one process."""
-    folder = tmp_path_factory.mktemp("ssd") / "small"
-    run(*SMALL_SSD, *scenes, *BATCH, "--steps", STEPS, "--no_evaluate", "--model_dir", folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def resnet_alone(classes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train in one process."""
-    folder = tmp_path_factory.mktemp("resnet") / "alone"
-    run(*RESNET, *classes, *BATCH, "--train_steps", STEPS, "--skip_eval", "--model_dir", folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def small_resnet_alone(classes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train the small network in one process, with checkpoints of steps 3 and 5."""
-    folder = tmp_path_factory.mktemp("resnet") / "small"
-    run(*SMALL_RESNET, *classes, *BATCH, "--train_steps", STEPS, "--skip_eval", "--model_dir", folder)
-    return folder
+    return train
 
 
 def run(*words: object) -> str:
@@ -175,14 +170,15 @@ def find_difference(one: Checkpoint, other: Checkpoint) -> float:
 @pytest.mark.parametrize(
     ("network", "way", "size"),
     [
-        ("ssd", "mpi", 2),
+        ("narrow_ssd", "mpi", 2),
+        pytest.param("ssd", "mpi", 2, marks=pytest.mark.whole),
         *(("small_ssd", way, 4) for way in ("gloo", "multi_worker")),
         *(pytest.param("small_ssd", way, 2, marks=pytest.mark.whole) for way in WAYS),
         pytest.param("small_ssd", "mpi", 4, marks=pytest.mark.whole),
     ],
 )
 def test_ssd(
-    request: pytest.FixtureRequest,
+    alone: Callable[[str], Path],
     scenes: tuple[str, ...],
     start_ranks: StartRanks,
     tmp_path: Path,
@@ -193,7 +189,7 @@ def test_ssd(
     flags = ("--steps", str(STEPS), "--no_evaluate", "--model_dir", str(tmp_path))
     output = start_ranks(way, size, [*PROGRAMS[network], *scenes, *BATCH, *flags, *WAYS[way], *ALL_TOGETHER])
     assert_equal_states(output, tmp_path, size)
-    assert_same_training(load(tmp_path), load(request.getfixturevalue(f"{network}_alone")))
+    assert_same_training(load(tmp_path), load(alone(network)))
     assert output.count(f"step {STEPS}/{STEPS}") == 1  # others than rank 0 show nothing
     owned = json.loads((tmp_path / "run.json").read_text())["files"]
     assert {f"worker_{rank}/log.txt" for rank in range(1, size)} <= {*owned}
@@ -202,15 +198,16 @@ def test_ssd(
 @pytest.mark.parametrize(
     ("network", "start", "size"),
     [
-        ("resnet", "gloo", 2),
-        ("resnet", "mirrored", 2),
+        ("narrow_resnet", "gloo", 2),
+        ("narrow_resnet", "mirrored", 2),
+        *(pytest.param("resnet", start, 2, marks=pytest.mark.whole) for start in ("gloo", "mirrored")),
         *(("small_resnet", start, 4) for start in ("openmpi", "multi_worker")),
         *(pytest.param("small_resnet", start, 2, marks=pytest.mark.whole) for start in ("openmpi", "gloo")),
         pytest.param("small_resnet", "gloo", 4, marks=pytest.mark.whole),
     ],
 )
 def test_resnet_with_lars(
-    request: pytest.FixtureRequest, classes: tuple[str, ...], tmp_path: Path, network: str, start: str, size: int
+    alone: Callable[[str], Path], classes: tuple[str, ...], tmp_path: Path, network: str, start: str, size: int
 ) -> None:
     """Started by gaudi-run, which tells the program what its ranks talk by, or, mirrored, by the program itself."""
     flags: tuple[object, ...] = (*classes, *ALL_TOGETHER, "--train_steps", STEPS, "--model_dir", tmp_path)
@@ -220,26 +217,26 @@ def test_resnet_with_lars(
         command = [*list_launch(start, size), *PROGRAMS[network], *flags, *BATCH]
     output = run(*command)
     assert_equal_states(output, tmp_path, size)
-    assert_same_training(load(tmp_path), load(request.getfixturevalue(f"{network}_alone")))
+    assert_same_training(load(tmp_path), load(alone(network)))
     # Scored at the end, each rank a part.
     assert "11/11 images" in output
 
 
-def test_batch_norm_over_groups(classes: tuple[str, ...], small_resnet_alone: Path, tmp_path: Path) -> None:
+def test_batch_norm_over_groups(classes: tuple[str, ...], alone: Callable[[str], Path], tmp_path: Path) -> None:
     """Over groups of two among four ranks it is that of two ranks by themselves, which have as many images."""
     three = (*SMALL_RESNET, *classes, *BATCH, "--train_steps", 3, "--skip_eval", "--model_dir")
     run(*list_launch("gloo", 4), *three, tmp_path / "groups", *ALL_TOGETHER, "--bn_group", 2)
     run(*list_launch("gloo", 2), *three, tmp_path / "alone")
-    groups, alone = load(tmp_path / "groups", 3), load(tmp_path / "alone", 3)
+    groups = load(tmp_path / "groups", 3)
     assert groups.metadata["batch_norm_images"] == 2
-    assert_same_training(groups, alone)
-    over_all = load_checkpoint(CheckpointFolder(small_resnet_alone / "checkpoints").path(3))
+    assert_same_training(groups, load(tmp_path / "alone", 3))
+    over_all = load_checkpoint(CheckpointFolder(alone("small_resnet") / "checkpoints").path(3))
     assert over_all.metadata["batch_norm_images"] == 4
     assert find_difference(groups, over_all) > 1e-2
 
 
 def test_a_run_goes_on_with_other_ranks_which_have_no_files(
-    classes: tuple[str, ...], small_resnet_alone: Path, tmp_path: Path
+    classes: tuple[str, ...], alone: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Each rank has a machine of its own; rank 0's has the checkpoints, and the others get logs."""
     program = tmp_path / "program.py"
@@ -253,7 +250,7 @@ def test_a_run_goes_on_with_other_ranks_which_have_no_files(
         folder = tmp_path / f"machine_{rank}" / "run"
         assert [path.name for path in folder.iterdir()] == [f"worker_{rank}"]
         assert STATE.findall((folder / f"worker_{rank}" / "log.txt").read_text())[-1] == STATE.findall(output)[-1]
-    assert_same_training(load(tmp_path / "machine_0" / "run"), load(small_resnet_alone))
+    assert_same_training(load(tmp_path / "machine_0" / "run"), load(alone("small_resnet")))
 
 
 def test_ranks_agree_on_the_split_and_follow_the_recipe_of_rank_0(tmp_path: Path) -> None:
@@ -308,14 +305,18 @@ def test_ranks_agree_on_the_split_and_follow_the_recipe_of_rank_0(tmp_path: Path
     ids=["ssd-horovod", "resnet-mirrored"],
 )
 def test_several_ranks_score_as_one(
-    request: pytest.FixtureRequest, tmp_path: Path, program: str, flags: tuple[str, ...]
+    request: pytest.FixtureRequest,
+    alone: Callable[[str], Path],
+    tmp_path: Path,
+    program: str,
+    flags: tuple[str, ...],
 ) -> None:
     """Which the program starts itself, with as many images in a batch of one: not even the rounding differs."""
-    data, trained = (request.getfixturevalue(name) for name in (FLAGS[program], f"{program}_alone"))
+    data, network = request.getfixturevalue({"ssd": "scenes", "resnet": "classes"}[program]), f"narrow_{program}"
     folders = [tmp_path / name for name in ("alone", "together")]
     for folder in folders:
-        shutil.copytree(trained, folder)
-    score = (*PROGRAMS[program], *data, "--mode", "eval", "--model_dir")
+        shutil.copytree(alone(network), folder)
+    score = (*PROGRAMS[network], *data, "--mode", "eval", "--model_dir")
     run(*score, folders[0], "--global_batch_size", 2)
     output = run(*score, folders[1], "--global_batch_size", 4, *flags)
     evaluations = [json.loads((folder / "evaluation.json").read_text()) for folder in folders]
