@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import pytest
 from PIL import Image
-from tests.scaleout.ports import find_ports
+from tests.scaleout.ports import RARELY, find_ports
 
 SECONDS = 1800  # ends a test that would never end
 BIN = Path(sys.executable).parent
@@ -67,7 +67,7 @@ def run_ranks(way: str, size: int, arguments: list[str], *, seconds: float = SEC
             *("--start-timeout", str(round(seconds)), "--gloo-timeout-seconds", str(round(seconds))),
         ],
     }[way]
-    environ = {**quiet_environment(), "OMPI_MCA_mpi_yield_when_idle": "1"}
+    environ = {**quiet_environment(), **({"OMPI_MCA_mpi_yield_when_idle": "1"} if way == "mpi" else RARELY)}
     done = subprocess.run(
         [*command, sys.executable, *arguments], env=environ, capture_output=True, text=True, timeout=seconds
     )

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.scaleout.ports import find_ports
+from tests.scaleout.ports import RARELY, find_ports
 
 from gaudi_apps.training.checkpoint import CheckpointFolder, load_checkpoint
 
@@ -145,6 +145,7 @@ class Run:
             "TF_CPP_MIN_LOG_LEVEL": "2",
             "OMP_NUM_THREADS": "1",
             "OMPI_MCA_mpi_yield_when_idle": "1",
+            **(RARELY if self.backend == "gloo" else {}),
         }
         with self.error_file.open("wb") as error, (self.folder / "output").open("wb") as output:
             return subprocess.Popen(
