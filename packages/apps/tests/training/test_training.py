@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import tensorflow as tf
 import yaml
 
 from gaudi_apps.cli.flag_rules import list_flags
+from gaudi_apps.cli.flags import ScalingFlags
 from gaudi_apps.detection import detector
 from gaudi_apps.detection.config import SSDConfig
 from gaudi_apps.detection.evaluator import DetectionEvaluator, Scored
@@ -183,6 +185,7 @@ def test_the_configuration_beside_a_run_makes_the_same_run(train: Program, ssd_t
     assert flags["lr_drop_epochs"] == [0.5, 1.0]
     known = {name for name, _ in list_flags(SSDConfig())}
     of_commands = {"config", "clean", "debug", "json", "minutes", "mode", "runtime", "task_index", "verify_data"}
+    of_commands |= {each.name for each in fields(ScalingFlags)}
     assert known - flags.keys() == of_commands
     done = ssd_train("--config", one / "config.yaml", "--model_dir", two)
     assert done.status == 0, done.err
