@@ -303,9 +303,9 @@ def gaudi_contract(session: nox.Session) -> None:
 @nox.session(default=False)
 def remote(session: nox.Session) -> None:
     """Test what reads from stores, against a server that speaks S3 on this machine."""
-    install(session, dict.fromkeys(PACKAGES, "tensorflow-cpu") | {"datasets": "tensorflow-cpu,test", "distributed": ""})
-    # Not pinned: botocore needs a python-dateutil below 3, and nothing else does.
-    session.install("-e", "./packages/datasets[remote]", "moto[s3,server]>=5.2,<6")
+    extras = dict.fromkeys(PACKAGES, "tensorflow-cpu") | {"distributed": ""}
+    install(session, extras | {"datasets": "tensorflow-cpu,scenes,test"})
+    session.install("-e", "./packages/datasets[remote]", "moto[s3,server]>=5.2,<6")  # botocore needs an older dateutil
     session.run("pytest", "tests/remote", *session.posargs)
 
 

@@ -145,14 +145,12 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
     assert SECRET not in f"{caught.value}{caught.value.path}"
 
 
-@pytest.mark.slow
 def test_processes_of_a_host_fetch_once(filled: Bucket) -> None:
     ranks = [subprocess.Popen(LINT, stdout=subprocess.DEVNULL) for _ in range(3)]
     assert [rank.wait() for rank in ranks] == [0, 0, 0]
     assert filled.count("GET", ".tfrecord") == 3
 
 
-@pytest.mark.slow
 def test_a_killed_process_loses_one_shard_at_most(filled: Bucket, records: Path, tmp_path: Path) -> None:
     filled.add_faults(*MANIFEST, *MANIFEST, "", "stall", "stall")  # to tell the kind, to open; one shard arrives
     first = subprocess.Popen(LINT, stdout=subprocess.DEVNULL)
@@ -166,7 +164,6 @@ def test_a_killed_process_loses_one_shard_at_most(filled: Bucket, records: Path,
     assert not list(folder.glob(".unfinished*"))
 
 
-@pytest.mark.slow
 def test_sets_that_nothing_reads_make_room(filled: Bucket, records: Path, tmp_path: Path) -> None:
     size = sum(path.stat().st_size for path in records.glob("*.tfrecord"))
     flags = ("--cache_dir", str(tmp_path / "own"), "--cache_gb", str(size * 1.2e-9))
@@ -194,7 +191,6 @@ def test_sets_that_nothing_reads_make_room(filled: Bucket, records: Path, tmp_pa
     )
 
 
-@pytest.mark.slow
 def test_sets_in_use_stay(filled: Bucket, records: Path, tmp_path: Path) -> None:
     folder = fetch()
     size = sum(path.stat().st_size for path in records.glob("train-*"))
@@ -206,7 +202,6 @@ def test_sets_in_use_stay(filled: Bucket, records: Path, tmp_path: Path) -> None
     require_equal(folder, records)
 
 
-@pytest.mark.slow
 def test_a_training_computes_the_same_weights(filled: Bucket, records: Path, tmp_path: Path) -> None:
     hashes: list[object] = []
     program = Path(__file__).parents[2] / "packages/apps/tests/small_ssd.py"
@@ -227,7 +222,6 @@ def test_a_training_computes_the_same_weights(filled: Bucket, records: Path, tmp
     assert f"data_dir: {URL}" in (run / "config.yaml").read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "status"), [("expired", 77), ("", 66)])
 def test_a_training_ends_before_tensorflow(bucket: Bucket, tmp_path: Path, fault: str, status: int) -> None:
     bucket.always = fault
