@@ -197,7 +197,7 @@ class _ExportedClassifier(Classifier):
             return prepare_pixels(pixels, size).numpy() + MEAN_RGB
 
         self._prepare = Preprocessor(
-            from_pixels, lambda encoded: decode_pixels(encoded).numpy(), errors=(tf.errors.InvalidArgumentError,)
+            from_pixels, lambda encoded: np.asarray(decode_pixels(encoded)), errors=(tf.errors.InvalidArgumentError,)
         )
         self._export = open_model(export, self._prepare.from_encoded)
         self.class_names = tuple(one["name"] for one in export.manifest["classes"])
