@@ -156,6 +156,15 @@ def test_frozen_worker_is_ended_though_nobody_waits_for_it(run: Run) -> None:
     assert last.startswith("gaudi-run: error: worker 1 on ")
 
 
+def test_worker_that_is_not_heard_after_it_asked_is_ended(run: Run) -> None:
+    """As one that is frozen before its first heartbeat."""
+    run.start(BOTH[0], environ={"GAUDI_RUN_STALL_SECONDS": "4", "TF_TEST_MUTE": "1"})
+    run.assignment(1, 1)
+    status, _, last = run.end()
+    assert status == 75
+    assert last.startswith("gaudi-run: error: worker 1 on ")
+
+
 @pytest.mark.slow
 def test_worker_that_never_asks_is_ended(run: Run) -> None:
     """It would keep the others from their first round."""

@@ -23,6 +23,8 @@ def main() -> int:
         return 78
     if os.environ["HOROVOD_HOSTNAME"] == os.environ.get("TF_TEST_SILENT"):
         signal.pause()
+    if "TF_TEST_MUTE" in os.environ:
+        RendezvousClient._give_signs_of_life = lambda self: None  # type: ignore[method-assign]
     client, number = RendezvousClient(os.environ), 0
     with (folder / f"orders_{worker}").open() as orders, (folder / "told").open("w", buffering=1) as told:
         if "TF_TEST_PATIENT" in os.environ:

@@ -174,7 +174,7 @@ class ElasticRun:
         self._failures: Counter[str] = Counter()
         self._awaited: dict[int, float] = {}  # when a worker was started that did not ask for a rank yet
         self._cut_off: set[str] = set()  # hosts that cannot reach where the run meets
-        self._heard: dict[int, tuple[bytes, float]] = {}  # the last heartbeat of a worker, and when it came
+        self._heard: dict[int, tuple[bytes, float]] = {}  # the last heartbeat of a worker, and when it was heard
         self._looked = time.monotonic()
         self._ended: set[int] = set()
         self._failed: Running | None = None
@@ -309,11 +309,14 @@ class ElasticRun:
                 value, name = store.values.pop(path), path.removeprefix(kind)
                 if not name.isdecimal() or len(name) > 9 or int(name) not in self._running:
                     continue
+                worker = int(name)
+                last, _ = self._heard.get(worker, (b"", now))
                 if kind == _ASK:
-                    self._rendezvous.join(int(name), now)
-                    self._awaited.pop(int(name), None)
-                elif self._heard.get(int(name), (b"", 0.0))[0] != value:
-                    self._heard[int(name)] = value, now
+                    self._rendezvous.join(worker, now)
+                    self._awaited.pop(worker, None)
+                    self._heard[worker] = last, now  # it may be frozen before its first heartbeat
+                elif last != value:
+                    self._heard[worker] = value, now
             store.values[f"{SCOPE}/changing"] = b"01"[self._rendezvous.is_changing(hosts) :][:1]
         assignments = self._rendezvous.start_round(hosts, now)
         if assignments is not None:
