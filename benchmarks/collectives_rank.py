@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,39 @@ def main(output: Path, repeats: int, seconds: float) -> None:
     first, second, _ = ([one.numpy() for one in function()] for function in candidates.values())
     for one, other in zip(first, second, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
+    timings = time_in_turns(communicator, candidates, 1, repeats, seconds)
+    if communicator.rank == 0:
+        megabytes = sum(shape.num_elements() for shape in shapes) * 4 / 1e6
+        output.write_text(json.dumps({"megabytes": megabytes, **timings}), encoding="utf-8")
+    communicator.barrier()
+    communicator.close()
+
+
+def time_in_turns(
+    communicator: Any,
+    candidates: Mapping[str, Callable[[], Any]],
+    fewest: int,
+    most: int,
+    seconds: float,
+    end_round: Callable[[], None] = lambda: None,
+) -> dict[str, list[float]]:
+    """Time functions in turns, on all ranks alike, as often as there is time for; rank 0 decides when it is over.
+
+    Args:
+        communicator: of the ranks.
+        candidates: return tensors, by name.
+        fewest: rounds, whatever they take.
+        most: rounds.
+        seconds: after which no other round begins.
+        end_round: called after each round.
+
+    Returns:
+        the seconds of each, by name.
+    """
+    import tensorflow as tf
+
     timings: dict[str, list[float]] = {name: [] for name in candidates}
-    started, is_over = time.perf_counter(), False
+    started, rounds, is_over = time.perf_counter(), 0, False
     while not is_over:
         for name, function in candidates.items():
             communicator.barrier()
@@ -53,13 +84,11 @@ def main(output: Path, repeats: int, seconds: float) -> None:
             for one in function():
                 one.numpy()
             timings[name].append(time.perf_counter() - before)
-        enough = len(timings["ours"]) >= repeats or time.perf_counter() - started > seconds
+        end_round()
+        rounds += 1
+        enough = rounds >= most or (rounds >= fewest and time.perf_counter() - started > seconds)
         (is_over,) = (bool(one) for one in communicator.broadcast([tf.constant(enough)]))
-    if communicator.rank == 0:
-        megabytes = sum(shape.num_elements() for shape in shapes) * 4 / 1e6
-        output.write_text(json.dumps({"megabytes": megabytes, **timings}), encoding="utf-8")
-    communicator.barrier()
-    communicator.close()
+    return timings
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from gaudi_ops.scaling import Links, Step, allreduce_seconds, predict_step
 RANKS = (1, 2, 4)
 CYCLE_SECONDS = 1e-3  # of Horovod by default: an exchange waits for the end of one, half of it on average
 MOST = 2.0  # of the predicted seconds of a step
-SCRIPT = Path(__file__).with_name("scaling_rank.py")
 
 
 def run(budget_seconds: float) -> Iterator[Figure]:
@@ -38,7 +37,7 @@ def measure(ranks: int, seconds: float) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "timings.json"
         launcher = [sys.executable, "-m", "gaudi_distributed.launch", "--np", str(ranks), "--backend", "gloo"]
-        command = [*launcher, "--", sys.executable, str(SCRIPT), str(output), f"{seconds:g}"]
+        command = [*launcher, "--", sys.executable, "-m", "benchmarks.scaling_rank", str(output), f"{seconds:g}"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode or not output.exists():
             raise RuntimeError(f"a rank failed: {(done.stderr or done.stdout)[-500:]}")

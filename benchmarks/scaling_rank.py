@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.collectives_rank import time_in_turns
 from gaudi_distributed import (
     CommunicationOptions,
     apply_environment,
@@ -56,22 +57,13 @@ def main(output: Path, seconds: float) -> None:
         candidates["allreduce"] = tf.function(lambda: communicator.allreduce(gradients))
     for function in candidates.values():
         function()
-    timings: dict[str, list[float]] = {name: [] for name in candidates}
     links: dict[str, list[float]] = {"byte": [], "latency": []}
-    started, is_over = time.perf_counter(), False
-    while not is_over:
-        for name, function in candidates.items():
-            communicator.barrier()
-            before = time.perf_counter()
-            for one in function():
-                one.numpy()
-            timings[name].append(time.perf_counter() - before)
-        if several:
-            for name, value in measure_ring(communicator).items():
-                links[name].append(value)
-        rounds = len(timings["alone"])
-        enough = rounds >= MOST or (rounds >= FEWEST and time.perf_counter() - started > seconds)
-        (is_over,) = (bool(one) for one in communicator.broadcast([tf.constant(enough)]))
+
+    def end_round() -> None:
+        for name, value in measure_ring(communicator).items() if several else ():
+            links[name].append(value)
+
+    timings = time_in_turns(communicator, candidates, FEWEST, MOST, seconds, end_round)
     found = [json.loads(each) for each in communicator.gather(json.dumps({**timings, **links}).encode())]
     if communicator.rank == 0:
         sent = sum(each.shape.num_elements() for each in variables) * 4

@@ -119,7 +119,6 @@ class ClassificationApplication(Application):
 
         data = self.train_config.flags.data
         folder, splits = Path(data.folder or ""), data.train_splits
-
         if mode in ("eval", "export"):
             splits = (data.eval_split,)
         for split in () if data.folder is None else splits:

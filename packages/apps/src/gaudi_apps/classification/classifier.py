@@ -196,9 +196,7 @@ class _ExportedClassifier(Classifier):
                 return cut_square(pixels, size)
             return prepare_pixels(pixels, size).numpy() + MEAN_RGB
 
-        self._prepare = Preprocessor(
-            from_pixels, lambda encoded: np.asarray(decode_pixels(encoded)), errors=(tf.errors.InvalidArgumentError,)
-        )
+        self._prepare = Preprocessor(from_pixels, decode_pixels, errors=(tf.errors.InvalidArgumentError,))
         self._export = open_model(export, self._prepare.from_encoded)
         self.class_names = tuple(one["name"] for one in export.manifest["classes"])
 

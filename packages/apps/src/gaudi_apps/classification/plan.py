@@ -31,7 +31,7 @@ from gaudi_apps.training.recipe import (
     describe_found,
     fit_evaluations,
 )
-from gaudi_datasets.errors import FlagError
+from gaudi_datasets.errors import DataError, FlagError
 from gaudi_datasets.fetching.stores import is_url
 from gaudi_models.architectures import RESNETS, count_state_bytes, list_classifier_tensors, measure_classifier
 from gaudi_ops import schedules
@@ -190,8 +190,12 @@ def describe_training_set(config: TrainConfig) -> TrainingSet:
         from gaudi_datasets.classification.sources import find_remote
 
         manifests = [find_remote(str(data.folder), split).manifest for split in data.train_splits]
-        images = sum(manifest["images"]["kept"] for manifest in manifests)
-        return TrainingSet(given or images, len(manifests[0].get("classes", ())))
+        try:
+            images = sum(int(manifest["images"]["kept"]) for manifest in manifests)
+            return TrainingSet(given or images, len(manifests[0]["classes"]))
+        except (ValueError, KeyError, TypeError) as error:
+            wrong = f"{data.folder}: has no manifests of records ({error!r}); convert the data set again"
+            raise DataError(wrong) from None
     from gaudi_apps.classification.data import open_training_source
 
     source = open_training_source(config)

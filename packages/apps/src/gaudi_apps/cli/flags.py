@@ -16,6 +16,7 @@ from tyro.conf import arg
 from gaudi_apps.cli.flag_rules import Switch, find_aliases, fixed, list_per_side, per_rank, resume_safe
 from gaudi_apps.runtime.settings import MAX_PARITY_STEPS
 from gaudi_datasets.errors import FlagError
+from gaudi_datasets.fetching.stores import DEFAULT_GB
 
 
 class ProgramConfig:
@@ -140,7 +141,7 @@ class DataFlags:
     """Read all images before the first step, and compare each with its checksum."""
     cache_dir: Annotated[str | None, per_rank()] = None
     """Folder for records of a --data_dir that is a URL, shared by a host's ranks; by default in the user's cache."""
-    cache_gb: Annotated[float, per_rank(above=0)] = 100.0
+    cache_gb: Annotated[float, per_rank(above=0)] = DEFAULT_GB
     """Most GB in --cache_dir; records that nothing reads make room for others."""
 
 

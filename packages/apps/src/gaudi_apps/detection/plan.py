@@ -355,7 +355,8 @@ def describe_records(data_dir: str, images: int) -> TrainingSet:
     if is_url(data_dir):
         from gaudi_datasets.records.remote_records import RemoteRecords
 
-        return _describe_manifest(RemoteRecords(data_dir, "train", kind="detection").manifest, images)
+        remote = RemoteRecords(data_dir, "train", kind="detection")
+        return _describe_manifest(remote.manifest, f"{remote.url}/{remote.split}.json", images)
     folder = Path(data_dir)
     paths, path = sorted(folder.glob("train-*")), folder / "train.json"
     if paths:
@@ -363,10 +364,7 @@ def describe_records(data_dir: str, images: int) -> TrainingSet:
 
         check_shards(folder, "train")
     if path.is_file():
-        try:
-            return _describe_manifest(json.loads(read_file(path)), images)
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path}: is not a manifest of records ({error!r}); convert the data set again") from None
+        return _describe_manifest(read_file(path), path, images)
     if images:
         return TrainingSet(images, COCO_CLASSES)
     if not paths:
@@ -382,15 +380,20 @@ def describe_records(data_dir: str, images: int) -> TrainingSet:
     return TrainingSet(counted, COCO_CLASSES, record_bytes=sum(path.stat().st_size for path in paths))
 
 
-def _describe_manifest(manifest: Mapping[str, Any], images: int) -> TrainingSet:
-    return TrainingSet(
-        images=images or int(manifest["images"]["kept"]),
-        num_classes=len(manifest["categories"]),
-        images_found=int(manifest["images"]["of"]),
-        boxes=int(manifest["boxes"]["kept"]),
-        boxes_found=int(manifest["boxes"]["of"]),
-        record_bytes=sum(int(shard["bytes"]) for shard in manifest["shards"]),
-    )
+def _describe_manifest(found: Mapping[str, Any] | bytes, path: str | Path, images: int) -> TrainingSet:
+    """Count what a manifest, or the JSON of one, tells of; DataError where it is none."""
+    try:
+        manifest = json.loads(found) if isinstance(found, bytes) else found
+        return TrainingSet(
+            images=images or int(manifest["images"]["kept"]),
+            num_classes=len(manifest["categories"]),
+            images_found=int(manifest["images"]["of"]),
+            boxes=int(manifest["boxes"]["kept"]),
+            boxes_found=int(manifest["boxes"]["of"]),
+            record_bytes=sum(int(shard["bytes"]) for shard in manifest["shards"]),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: is not a manifest of records ({error!r}); convert the data set again") from None
 
 
 def describe_annotations(path: str | Path, image_dir: str | Path, images: int) -> TrainingSet:

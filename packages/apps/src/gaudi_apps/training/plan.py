@@ -299,10 +299,8 @@ def describe_scaling(
     # Imported here, as in `find_version_in`.
     from gaudi_apps.training.run_dir import read_step_seconds
 
-    measured, gradients = (
-        read_step_seconds(Path(config.run.model_dir), plan.own_batch),
-        sum(size for _, size in step.buckets),
-    )
+    measured = read_step_seconds(Path(config.run.model_dir), plan.own_batch)
+    gradients = sum(size for _, size in step.buckets)
     assumed: dict[str, Any] = {
         **ASSUMED,
         "host_bandwidth_gbps": flags.bandwidth_gbps,

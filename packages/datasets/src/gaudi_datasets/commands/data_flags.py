@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from gaudi_datasets.fetching.stores import check_records_url
+from gaudi_datasets.fetching.stores import DEFAULT_GB, check_records_url
 from gaudi_ops.program import say
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class RecordsFlags:
     """their split: the first part of the file names, such as train or val"""
     cache_dir: Path | None = None
     """folder for what is fetched from a URL, shared by all processes of a host; by default in the user's cache"""
-    cache_gb: float = 100.0
+    cache_gb: float = DEFAULT_GB
     """most GB in --cache_dir; records that nothing reads make room for others"""
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -97,10 +98,6 @@ class RemoteRecords:
         cache = _find_cache()
         key = _make_key(self.url, self.split, self._content)
         folder = cache / key
-
-        def tell() -> None:
-            say(f"{self.url}: another process fetches it; waiting", error=True)
-
         with hold_lock(cache / "cache.lock"):
             if folder not in _held:
                 if _find_own_size(folder) is None:
@@ -109,6 +106,7 @@ class RemoteRecords:
                     write_file(folder / f"{self.split}.json", self._content)
                 write_file(folder / _URL, f"{self.url}\n")  # whose time is that of the newest use
                 _held[folder] = share_lock(folder / _IN_USE)
+        tell = partial(say, f"{self.url}: another process fetches it; waiting", error=True)
         with hold_lock(cache / f"{key}.lock", waiting=tell):
             self._fetch_missing(folder)
         return folder
@@ -147,7 +145,7 @@ class RemoteRecords:
                 file.write(content)
             if f"{checksum:08x}" != expected:
                 raise _OtherContentError
-        return path.exists()
+        return f"{checksum:08x}" == expected
 
 
 class _OtherContentError(Exception):
@@ -214,7 +212,7 @@ def _make_room(cache: Path, needed: int, url: str) -> None:
     most = int(_cache[1] * 1e9)
     found = {folder: _find_own_size(folder) for folder in cache.iterdir()}
     sizes = {folder: size for folder, size in found.items() if size is not None}
-    for folder in sorted(sizes, key=lambda each: _find_time(each / _URL)):
+    for folder in sorted(sizes, key=lambda each: (each / _URL).stat().st_mtime):
         if sum(sizes.values()) + needed <= most:
             return
         if not (folder / _IN_USE).exists() or not is_shared(folder / _IN_USE):
@@ -246,7 +244,3 @@ def _find_own_size(folder: Path) -> int | None:
     except (OSError, ValueError, GaudiError):
         return None
     return sum(size for size, _ in shards.values())
-
-
-def _find_time(path: Path) -> float:
-    return path.stat().st_mtime if path.exists() else 0.0
