@@ -11,6 +11,7 @@ import fcntl
 import gc
 import os
 import select
+import signal
 import subprocess
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,6 +40,9 @@ with contextlib.suppress(ImportError):  # most packages have no tyro
 # TensorFlow leaves oneDNN's kernels off where a processor lacks AVX512_VNNI and the like. Without them it has neither
 # channels first nor gradients of groups there, with which ours are compared.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+
+# Under nohup it is ignored, and would be by all programs that tests start, some of which have to hear it.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # What is imported stays, so it is not looked through for garbage: not while it comes, nor in each test.
 gc.disable()

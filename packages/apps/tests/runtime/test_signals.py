@@ -15,7 +15,6 @@ from gaudi_apps.runtime.errors import SIGNALS, StoppedError, StopRequest
 def handlers() -> Iterator[None]:
     """Set the handlers of this process back."""
     before = {each: signal.getsignal(each) for each in SIGNALS}
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where these tests run under nohup
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
