@@ -2,7 +2,8 @@
 
 CHECKOUT is a worktree of the former commit. Both versions are run by this Python, each in a process of its own with the
 packages and the benchmarks of its own checkout, and take turns, of which the first does not count. A figure is the
-median time of this version over that of the former one; it must be at most `--most`.
+median time of this version over that of the former one; it must be at most `--most`. `--clock processor` compares the
+time of all its threads on processors, which other work on the machine changes little.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import importlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -27,6 +29,7 @@ MOST = 1.03
 READY = "ready"
 THREADS = len(os.sched_getaffinity(0))
 INPUT_BATCHES = 40  # of a turn
+CLOCKS: Mapping[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
 
 
 def build_ssd_step() -> Callable[[], object]:
@@ -123,11 +126,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[*TURNS, *STARTS], help="some figures")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns of each version that count")
     parser.add_argument("--most", type=float, default=MOST, help="what a ratio may be")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="what is compared: seconds, or of processors")
     parser.add_argument("--json", type=Path, default=Path("runs/against_former.json"), help="file for all seconds")
     parser.add_argument("--serve", choices=TURNS, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.serve:
-        serve(TURNS[options.serve], sys.stdin, sys.stdout)
+        serve(TURNS[options.serve], CLOCKS[options.clock], sys.stdin, sys.stdout)
         os._exit(0)  # at once: a tf.data iterator that is still there can wait for threads that are gone
     if options.checkout is None or not (options.checkout / "packages").is_dir():
         parser.error(f"{options.checkout}: give a worktree of the former commit")
@@ -137,11 +141,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.only or [*TURNS, *STARTS]:
         with ExitStack() as stack:
             candidates = {
-                each: stack.enter_context(open_candidate(name, checkout)) for each, checkout in checkouts.items()
+                each: stack.enter_context(open_candidate(name, checkout, options.clock))
+                for each, checkout in checkouts.items()
             }
             measured[name] = take_turns(candidates, options.rounds)
         ratios[name] = compare(measured[name])
-        print(describe(name, measured[name], options.most), flush=True)
+        print(describe(name, measured[name], options.most, options.clock), flush=True)
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
     return 1 if any(ratio > options.most for ratio in ratios.values()) else 0
@@ -163,29 +168,29 @@ def compare(seconds: Mapping[str, Sequence[float]]) -> float:
     return statistics.median(seconds["this"]) / statistics.median(seconds["former"])
 
 
-def describe(name: str, seconds: Mapping[str, Sequence[float]], most: float) -> str:
+def describe(name: str, seconds: Mapping[str, Sequence[float]], most: float, clock: str = "wall") -> str:
     """Return the line of a figure: the ratio, both medians, and the spread of this version's turns."""
     this, former = statistics.median(seconds["this"]), statistics.median(seconds["former"])
     spread = (max(seconds["this"]) - min(seconds["this"])) / this
     ratio = compare(seconds)
     verdict = "yes" if ratio <= most else "NO"
     return (
-        f"{name}: {ratio:.3f} x (this {this:.4g} s, former {former:.4g} s, {len(seconds['this'])} turns of each, "
+        f"{name}: {ratio:.3f} x by {clock} (this {this:.4g} s, former {former:.4g} s, {len(seconds['this'])} turns, "
         f"spread {spread:.2f}), at most {most:g}: {verdict}"
     )
 
 
 @contextmanager
-def open_candidate(name: str, checkout: Path) -> Iterator[Callable[[], float]]:
+def open_candidate(name: str, checkout: Path, clock: str) -> Iterator[Callable[[], float]]:
     """Give a function that takes a turn with the packages of a checkout, and returns its seconds."""
     sources = [str(checkout), *(str(path) for path in sorted(checkout.glob("packages/*/src")))]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sources)}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each start compiles anew
     with tempfile.TemporaryDirectory() as folder:
         if name in STARTS:
-            yield lambda: measure_start(*STARTS[name], environ=environ)
+            yield lambda: measure_start(*STARTS[name], environ=environ, clock=clock)
             return
-        command = [sys.executable, __file__, "--serve", name]
+        command = [sys.executable, __file__, "--serve", name, "--clock", clock]
         process = subprocess.Popen(
             command, cwd=folder, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -211,18 +216,22 @@ def ask(process: subprocess.Popen[str]) -> float:
     raise RuntimeError(f"{process.args!r} ended with {process.wait()}")
 
 
-def serve(build: Callable[[], Callable[[], object]], requests: IO[str], answers: IO[str]) -> None:
+def serve(
+    build: Callable[[], Callable[[], object]], read_clock: Callable[[], float], requests: IO[str], answers: IO[str]
+) -> None:
     """Take a turn for each line that comes, and answer with its seconds."""
     turn = build()
     for _ in requests:
-        started = time.perf_counter()
+        started = read_clock()
         turn()
-        answers.write(f"{READY} {time.perf_counter() - started!r}\n")
+        answers.write(f"{READY} {read_clock() - started!r}\n")
         answers.flush()
 
 
-def measure_start(words: Sequence[str], line: str, *, environ: Mapping[str, str]) -> float:
+def measure_start(words: Sequence[str], line: str, *, environ: Mapping[str, str], clock: str = "wall") -> float:
     """Run a module as a program, and return the seconds to a line of its output, or to its end.
+
+    By the clock of processors, they are those of the whole process, which is killed at the line.
 
     Raises:
         RuntimeError: the program ended without the line, or failed.
@@ -233,16 +242,21 @@ def measure_start(words: Sequence[str], line: str, *, environ: Mapping[str, str]
         process = subprocess.Popen(
             command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
+        is_there = False
         try:
             for written in process.stdout or ():
                 if line and written.startswith(line):
-                    return time.perf_counter() - started
-            if line or process.wait():
-                raise RuntimeError(f"{' '.join(words)} ended with {process.wait()}")
-            return time.perf_counter() - started
+                    is_there = True
+                    break
         finally:
-            process.kill()
-            process.wait()
+            if is_there or sys.exc_info()[0]:
+                os.kill(process.pid, signal.SIGKILL)  # Popen's own would take its times away
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        taken = time.perf_counter() - started
+        if not is_there and (line or process.returncode):
+            raise RuntimeError(f"{' '.join(words)} ended with {process.returncode}")
+        return used.ru_utime + used.ru_stime if clock == "processor" else taken
 
 
 if __name__ == "__main__":

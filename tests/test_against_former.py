@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 from pathlib import Path
 
@@ -46,8 +47,9 @@ def test_the_ratio_is_of_medians() -> None:
 def test_turns_are_served() -> None:
     turns: list[int] = []
     answers = io.StringIO()
-    serve(lambda: lambda: turns.append(1), io.StringIO("\n\n"), answers)
+    serve(lambda: lambda: turns.append(1), itertools.count().__next__, io.StringIO("\n\n"), answers)
     assert len(turns) == 2
+    assert [line.split()[1] for line in answers.getvalue().splitlines()] == ["1", "1"]
     assert [line.split()[0] for line in answers.getvalue().splitlines()] == [against_former.READY] * 2
 
 
@@ -55,6 +57,7 @@ def test_a_program_that_fails_is_an_error(tmp_path: Path) -> None:
     environ = {"PYTHONPATH": str(make_checkout(tmp_path, 3) / "packages/apps/src")}
     words = ("gaudi_apps.ssd_train",)
     assert measure_start(words, "step 1/", environ=environ) > 0
+    assert measure_start(words, "step 1/", environ=environ, clock="processor") > 0
     for line in ("", "step 2/"):
         with pytest.raises(RuntimeError, match=r"3$"):
             measure_start(words, line, environ=environ)
@@ -73,7 +76,7 @@ def test_two_checkouts_are_compared(
     assert {
         name: {each: len(turns) for each, turns in one.items()} for name, one in json.loads(written.read_text()).items()
     } == {name: {"former": 2, "this": 2} for name in only}
-    assert against_former.main([*arguments, "--most", "0"]) == 1
+    assert against_former.main([*arguments, "--clock", "processor", "--most", "0"]) == 1
 
 
 def test_a_folder_without_packages_is_refused(tmp_path: Path) -> None:
