@@ -41,8 +41,9 @@ with contextlib.suppress(ImportError):  # most packages have no tyro
 # channels first nor gradients of groups there, with which ours are compared.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
-# Under nohup it is ignored, and would be by all programs that tests start, some of which have to hear it.
+# nohup ignores one and a shell's background the other; so would all programs that tests start, and some have to hear it.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What is imported stays, so it is not looked through for garbage: not while it comes, nor in each test.
 gc.disable()
