@@ -154,12 +154,9 @@ def weights(small_network: Callable[..., Any], tmp_path_factory: pytest.TempPath
     return path
 
 
-@pytest.fixture
-def start(
-    weights: Path, small_network: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Running]]:
-    """Return a function that starts a server by its flags, and waits until it is ready; in the end all stop."""
-    monkeypatch.setattr("gaudi_apps.detection.detector.build_ssd", partial(small_network, names=SMALL["NAMES"]))
+@contextlib.contextmanager
+def open_starter(weights: Path, small_network: Callable[..., Any]) -> Iterator[Callable[..., Running]]:
+    """Give a function that starts a server by its flags, and waits until it is ready; in the end all stop."""
     running: list[Running] = []
     count_answer = ImageService.count_answer
 
@@ -167,18 +164,35 @@ def start(
         count_answer(state, path, status, seconds)
         running[-1].ended.put((path, status))
 
-    def run(*, waits: bool = True, **flags: Any) -> Running:
-        server = Running(ServeFlags(flags.pop("model_dir", weights), **flags))
-        running.append(server)
-        monkeypatch.setattr(ImageService, "count_answer", count_and_tell)
-        while waits and server.ask("GET", "/readyz").status != 200:
-            assert not server.error
-        return server
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gaudi_apps.detection.detector.build_ssd", partial(small_network, names=SMALL["NAMES"]))
 
-    yield run
-    for server in running:
-        server.stop()
-        server.join()
+        def run(*, waits: bool = True, **flags: Any) -> Running:
+            server = Running(ServeFlags(flags.pop("model_dir", weights), **flags))
+            running.append(server)
+            patch.setattr(ImageService, "count_answer", count_and_tell)
+            while waits and server.ask("GET", "/readyz").status != 200:
+                assert not server.error
+            return server
+
+        yield run
+        for server in running:
+            server.stop()
+            server.join()
+
+
+@pytest.fixture
+def start(weights: Path, small_network: Callable[..., Any]) -> Iterator[Callable[..., Running]]:
+    """Start servers of one test."""
+    with open_starter(weights, small_network) as starter:
+        yield starter
+
+
+@pytest.fixture(scope="module")
+def server(weights: Path, small_network: Callable[..., Any]) -> Iterator[Running]:
+    """Start one server for all tests that only ask it: to start one costs as much as twenty requests."""
+    with open_starter(weights, small_network) as starter:
+        yield starter(max_megabytes=0.5, max_megapixels=1.0, max_batch=4)
 
 
 @pytest.fixture
