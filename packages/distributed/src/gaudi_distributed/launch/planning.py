@@ -114,7 +114,7 @@ def plan_launch(options: Options, environ: Mapping[str, str]) -> Launch:
         backend=backend,
         environment={ENGINE_VARIABLE: engine, **variables, **preloaded},
         forwarded=choose_inside(options.container, choose_forwarded(environ, options.forward)),
-        binding=choices.choose_cores(options, cluster),
+        rank_cores=choices.choose_cores(options, cluster),
         local_hosts=local_hosts,
         ssh=choices.choose_ssh(options.ssh_port, options.ssh_config, source, environ),
         interface=choices.choose_interface(options.interface, environ),
@@ -208,7 +208,7 @@ def _make_container(options: Options, preset: Preset | None, command: Sequence[s
 def _summarize(plan: LaunchPlan) -> str:
     ranks = "1 rank" if plan.cluster.size == 1 else f"{plan.cluster.size} ranks"
     hosts = ", ".join(join_port(host.name, host.slots) for host in plan.cluster.hosts)
-    cores = plan.binding.cores
+    cores = plan.cores_per_rank
     bound = "not bound to cores" if cores == 0 else f"bound to {cores} {'core' if cores == 1 else 'cores'} each"
     return f"{ranks} on {hosts} by {plan.backend}, {bound}"
 
