@@ -53,6 +53,10 @@ class Recording:
         """List the tensors of a step, counted from 1."""
         return [tensor for tensor in self.tensors if tensor.step == step]
 
+    def read_part(self, step: int, part: Part) -> dict[str, Array]:
+        """Read the tensors of a part of a step, counted from 1, by their names; errors are those of `read`."""
+        return {tensor.name: self.read(tensor) for tensor in self.list_step(step) if tensor.part == part}
+
     def read(self, tensor: TensorMetadata) -> Array:
         """Read the values of a tensor.
 
@@ -246,22 +250,18 @@ def make_tensor(step: int, part: Part, name: str, values: Array, layer: str = ""
     return StepTensor(TensorMetadata(step, part, name, layer, tuple(values.shape), values.dtype.name), values)
 
 
-@dataclass(frozen=True)
-class ReferenceStep:
-    """A step of the other side: its batch, the outputs of its layers, and the updates of its variables."""
-
-    batch: Mapping[str, Array]
-    outputs: Mapping[str, Array]
-    updates: Mapping[str, Array]
-
-
-# Returns a step of the other side, counted from 1.
-Reference: TypeAlias = Callable[[int], ReferenceStep]
+# Returns the tensors of a part of a step of the other side, by their names; steps are counted from 1.
+Reference: TypeAlias = Callable[[int, Part], Mapping[str, Array]]
 
 # Trains a task on batches, at a learning rate by step, for some steps, by a reference or alone; yields tensors by step.
 ReplaySteps: TypeAlias = Callable[
-    [Any, Iterator[Mapping[str, Any]], Callable[[int], float], int, Reference | None], Iterator[list[StepTensor]]
+    [Any, Iterator[Mapping[str, Any]], Callable[[int], float], int, Reference], Iterator[list[StepTensor]]
 ]
+
+
+def without_reference(step: int, part: Part) -> Mapping[str, Array]:
+    """Return no tensors, for a side that runs alone."""
+    return {}
 
 
 def list_outputs(
