@@ -22,7 +22,6 @@ from gaudi_distributed.devices.machine import (
     read_sockets,
 )
 from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgramError
-from gaudi_distributed.launch.containers import Container
 from gaudi_distributed.launch.flags import Options
 from gaudi_distributed.launch.presets import Accelerator, Preset, find_preset
 from gaudi_distributed.launch.processes import (
@@ -228,14 +227,12 @@ def choose_variables(
     return variables, {}
 
 
-def choose_jemalloc(
-    options: Options, container: Container | None, environ: Mapping[str, str]
-) -> tuple[str, dict[str, str]]:
-    """Return a line about jemalloc, and the variable that preloads it."""
+def choose_jemalloc(options: Options, image: str | None, environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """Return a line about jemalloc, and the variable that preloads it; `image` is that of a container, if any."""
     if not options.jemalloc:
         return "jemalloc: not used, by --no_jemalloc", {}
-    if container is not None:
-        return f"jemalloc: not used, for what this machine has is not inside {container.image}", {}
+    if image is not None:
+        return f"jemalloc: not used, for what this machine has is not inside {image}", {}
     variables = preload_jemalloc(environ)
     if variables:
         return f"jemalloc: used, by LD_PRELOAD={variables['LD_PRELOAD']}", variables

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from gaudi_distributed.cluster.hosts import Cluster, Host, write_file
 from gaudi_distributed.errors import ConfigurationError, FlagError
 from gaudi_distributed.launch import choices
-from gaudi_distributed.launch.containers import Container
+from gaudi_distributed.launch.containers import check_image
 from gaudi_distributed.launch.experiments import list_experiments, load_series
 from gaudi_distributed.launch.flags import PROGRAM, Options, without_flags
 from gaudi_distributed.launch.planning import choose_forwarded
@@ -56,7 +56,7 @@ def make_job_file(options: Options, environ: Mapping[str, str]) -> str:
         return write_slurm_script(options, environ, name, hosts, slots, accelerator)
     if options.container != "none" or options.workdir or options.image is None:
         raise FlagError("--mpijob: needs --image, and neither --container nor --workdir", flag="--mpijob")
-    Container("docker", options.image)  # is checked by being made
+    check_image(options.image)
     check_pod(options)
     cluster = Cluster(tuple(Host(f"worker-{number}", slots) for number in range(hosts)))
     # Cores of the launcher's pod say nothing of the workers'.
