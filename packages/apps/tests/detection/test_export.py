@@ -18,7 +18,6 @@ from gaudi_apps.detection.detector import DetectorExport, run_export
 from gaudi_apps.detection.evaluator import DetectionEvaluator
 from gaudi_apps.inference import exporter
 from gaudi_apps.inference.converters import Agreement, ExportedNetwork, run_exported, write_tflite
-from gaudi_apps.inference.export_table import describe_export, report_exports
 from gaudi_apps.inference.exported_models import list_manifests, name_processor, open_exported
 from gaudi_apps.inference.exporter import (
     Export,
@@ -30,6 +29,7 @@ from gaudi_apps.inference.exporter import (
     refuse_foreign,
 )
 from gaudi_apps.inference.quantization import LITE_TYPES
+from gaudi_apps.inference.report_page import describe_export, report_exports
 from gaudi_apps.runtime.errors import ExportError
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.detection.coco import Category, parse_coco

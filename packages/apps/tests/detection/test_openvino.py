@@ -20,10 +20,10 @@ from gaudi_apps.cli.flags import ExportPrecision
 from gaudi_apps.detection.detector import DetectionArrays, Detector, DetectorExport, compare_detections, run_export
 from gaudi_apps.detection.evaluator import DetectionEvaluator
 from gaudi_apps.inference.converters import make_onnx, run_exported
-from gaudi_apps.inference.export_table import tabulate
 from gaudi_apps.inference.exported_models import ExportedModel, list_manifests, open_exported
 from gaudi_apps.inference.exporter import ExportRequest, NetworkModel
 from gaudi_apps.inference.quantization import AccuracyBound, write_openvino
+from gaudi_apps.inference.report_page import tabulate
 from gaudi_apps.inference.visualizer import decode_like_tensorflow
 from gaudi_apps.training.checkpoint import find_checkpoints, load_checkpoint
 from gaudi_apps.training.run_dir import RunFolder

@@ -246,9 +246,8 @@ class ClassificationApplication(Application):
     ) -> None:
         from gaudi_apps.classification.data import open_source
         from gaudi_apps.classification.task import run_export
-        from gaudi_apps.inference.export_table import report_exports
         from gaudi_apps.inference.exporter import ExportRequest, choose_images, make_request
-        from gaudi_apps.inference.report_page import renew_report
+        from gaudi_apps.inference.report_page import renew_report, report_exports
 
         use, data = self.train_config.flags.use, self.train_config.flags.data
         found = self.open_found()

@@ -226,9 +226,8 @@ class SSDApplication(Application):
     def export(self, restore: Callable[[], Restored]) -> None:
         """Export the detector, checked on images of the user's or of validation, and scored on all of validation."""
         from gaudi_apps.detection.detector import run_export
-        from gaudi_apps.inference.export_table import report_exports
         from gaudi_apps.inference.exporter import choose_images, make_request
-        from gaudi_apps.inference.report_page import renew_report
+        from gaudi_apps.inference.report_page import renew_report, report_exports
 
         use, run = self.config.use, self.config.run
         has_images = self.config.recipe.data or self.config.data.data_dir or self.config.data.val_annotations
