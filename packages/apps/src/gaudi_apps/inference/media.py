@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import PIL.Image
 
-from gaudi_apps.inference.addresses import VIDEO_ENDINGS as VIDEO_ENDINGS
-from gaudi_apps.inference.addresses import Address, Source, fetch_image, open_capture, parse_address
+from gaudi_apps.inference.addresses import VIDEO_ENDINGS, Address, Source, fetch_image, open_capture, parse_address
 from gaudi_apps.inference.visualizer import Image, decode_image, to_pixels
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import IMAGE_ENDINGS, check_image, read_image
