@@ -36,7 +36,6 @@ from gaudi_apps.classification.task import ClassifierExport
 from gaudi_apps.detection.detector import DetectorExport
 from gaudi_apps.inference.exported_models import OPENVINO_HINTS, find_obstacle, name_processor, open_exported
 from gaudi_apps.inference.exporter import ExportKind, export_format, find_threads, list_kinds
-from gaudi_apps.inference.quantization import Calibration
 from gaudi_datasets.detection.coco import Category
 from gaudi_distributed.devices.machine import Machine, gather_processor
 from gaudi_models.classifiers import build_classifier
@@ -216,7 +215,7 @@ def build_candidates(folder: Path, name: str) -> dict[str, Callable[[int], objec
             continue
         export = folder / str(kind)
         (export / "scratch").mkdir(parents=True)
-        export_format(kind, network, encoded[:1], export, export / "scratch", Calibration(encoded, 0))
+        export_format(kind, network, encoded[:1], export, export / "scratch", encoded)
         prepare = network.prepare_onnx if kind.format == "onnx" else network.prepare_resized
         model = open_exported(export, *kind, prepare, find_threads())
         inputs = [model.prepare(one) for one in encoded]

@@ -65,7 +65,7 @@ WORDS = (
     FormerWord(r"(make|model|learning|rate)_recipe", "TrainConfig"),
     FormerWord(r"(?i)trunk(?!at)", "backbone", prose=True),
     FormerWord(r"topk_hits|MovingAverages|deal_positions|draw_fake_batch", "in_top_k, ExponentialMovingAverage, ..."),
-    FormerWord(r"require_agreement|_?Packing", "verify_consistent, BucketConfig"),
+    FormerWord(r"require_agreement|_?Packing", "verify_consistent, reduce_in_buckets"),
     FormerWord(r"find_boxes_shared|_?LedStep|_?Lead", "detect_combined_nms, ReferenceStep, Reference"),
     # A run's folder of drawn images is named pictures.
     FormerWord(r"(?i)picture(?!s[\"'/`])", "image", prose=True),

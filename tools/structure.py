@@ -182,7 +182,7 @@ def measure_docstrings(sources: Sources) -> list[Figure]:
 
 
 def measure_concepts(sources: Sources) -> list[Figure]:
-    """Count dataclasses and protocols of the packages."""
+    """Count dataclasses and protocols of the packages, and how many there are in 10,000 of their lines, rounded up."""
     found = [
         f"{name}:{node.lineno}: {node.name}"
         for name, node in sources.walk(sources.packaged)
@@ -192,7 +192,13 @@ def measure_concepts(sources: Sources) -> list[Figure]:
             or any(_last_name(base) == "Protocol" for base in node.bases)
         )
     ]
-    return [Figure("dataclasses and protocols", len(found), found)]
+    lines = sum(sources.lines[name] for name in sources.packaged)
+    return [
+        Figure("dataclasses and protocols", len(found), found),
+        Figure(
+            "density of dataclasses and protocols, in 10,000 lines", -(-10_000 * len(found) // max(1, lines)), found
+        ),
+    ]
 
 
 def _last_name(node: ast.expr) -> str:

@@ -20,7 +20,6 @@ from gaudi_apps.inference.converters import run_exported, to_float32
 from gaudi_apps.inference.exported_models import FORMATS as FORMATS_OF_RUNTIMES
 from gaudi_apps.inference.exported_models import open_exported
 from gaudi_apps.inference.exporter import ExportRequest, NetworkModel
-from gaudi_apps.inference.quantization import Calibration
 from gaudi_apps.inference.serving.models import ServedModel
 from gaudi_apps.training.checkpoint import CheckpointFolder, find_checkpoints, load_checkpoint
 from gaudi_apps.training.run_dir import RunFolder
@@ -119,7 +118,7 @@ def test_8_bits_are_checked_and_scored_as_those_of_detectors_are(
     source: Any = NoiseSource(images, expected.argmax(axis=1).tolist())
     folder = RunFolder(tmp_path / "unused")
     evaluator = AccuracyEvaluator(source, InputOptions(1), folder, NAMES, SingleProcess())
-    request = ExportRequest(["fp32", "int8"], evaluator, Calibration(images, 0), 0.5)
+    request = ExportRequest(["fp32", "int8"], evaluator, images, 0.5)
     exports = run_export(classifier, CONFIG, images, tmp_path, (name,), step=3, with_features=False, request=request)
     assert [path.name for path in exports] == [name, f"{name}-int8"]
     manifests = [json.loads((path / "export.json").read_text()) for path in exports]

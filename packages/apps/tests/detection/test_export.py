@@ -18,7 +18,6 @@ from gaudi_apps.detection.detector import DetectorExport, run_export
 from gaudi_apps.detection.evaluator import DetectionEvaluator
 from gaudi_apps.inference import exporter
 from gaudi_apps.inference.converters import Agreement, ExportedNetwork, run_exported, write_tflite
-from gaudi_apps.inference.export_table import describe_export, report_exports
 from gaudi_apps.inference.exported_models import list_manifests, name_processor, open_exported
 from gaudi_apps.inference.exporter import (
     Export,
@@ -29,7 +28,8 @@ from gaudi_apps.inference.exporter import (
     list_kinds,
     refuse_foreign,
 )
-from gaudi_apps.inference.quantization import LITE_TYPES, Calibration
+from gaudi_apps.inference.quantization import LITE_TYPES
+from gaudi_apps.inference.report_page import describe_export, report_exports
 from gaudi_apps.runtime.errors import ExportError
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.detection.coco import Category, parse_coco
@@ -178,7 +178,8 @@ def smaller_exports(
         *(detector_network, noise_images, tmp_path_factory.mktemp("smaller") / "export", "onnx", "tflite"),
         precisions=("int8", "fp16"),
         evaluator=evaluator,
-        calibration=Calibration(noise_images, 3),
+        calibration=noise_images,
+        calibration_seed=3,
         max_drop=0.01,
     )
 
@@ -295,9 +296,9 @@ def test_images_to_calibrate_on_are_drawn_by_the_seed(records: Path) -> None:
     source = RecordSource(records, "train")
     drawn = [choose_calibration(source, 3, seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1]
-    assert drawn[0].encoded != drawn[2].encoded
-    assert len(set(drawn[0].encoded)) == 3
-    assert sorted(choose_calibration(source, 9, 0).encoded) == sorted(source.read(n).encoded for n in range(5))
+    assert drawn[0] != drawn[2]
+    assert len(set(drawn[0])) == 3
+    assert sorted(choose_calibration(source, 9, 0)) == sorted(source.read(n).encoded for n in range(5))
 
 
 def test_images_to_check_on(image_dir: Path, records: Path, tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ from gaudi_apps.cli.flags import ExportPrecision
 from gaudi_apps.detection.detector import DetectionArrays, Detector, DetectorExport, compare_detections, run_export
 from gaudi_apps.detection.evaluator import DetectionEvaluator
 from gaudi_apps.inference.converters import make_onnx, run_exported
-from gaudi_apps.inference.export_table import tabulate
 from gaudi_apps.inference.exported_models import ExportedModel, list_manifests, open_exported
 from gaudi_apps.inference.exporter import ExportRequest, NetworkModel
-from gaudi_apps.inference.quantization import AccuracyBound, Calibration, write_openvino
+from gaudi_apps.inference.quantization import AccuracyBound, write_openvino
+from gaudi_apps.inference.report_page import tabulate
 from gaudi_apps.inference.visualizer import decode_like_tensorflow
 from gaudi_apps.training.checkpoint import find_checkpoints, load_checkpoint
 from gaudi_apps.training.run_dir import RunFolder
@@ -44,7 +44,7 @@ BOUNDS: dict[ExportPrecision, float] = {"fp32": 1e-3, "fp16": 2e-3, "bf16": 0.2,
 @pytest.fixture(scope="module")
 def exported(detector_network: Any, noise_images: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("export")
-    request = ExportRequest([*BOUNDS], None, Calibration(noise_images, 0))
+    request = ExportRequest([*BOUNDS], None, noise_images)
     where: dict[str, Any] = {"step": 1, "architecture": SSDArchitecture("resnet18"), "pool_padding": "same"}
     found = run_export(detector_network, CATEGORIES, noise_images, folder, ("openvino",), **where, request=request)
     assert [path.name for path in found] == ["openvino", "openvino-fp16", "openvino-bf16", "openvino-int8"]
@@ -110,7 +110,7 @@ def test_layers_that_cost_too_much_get_their_precision_back(
         (tmp_path / name).mkdir()
         bound = None if most_lost is None else AccuracyBound(measure, most_lost, 3, noise_images.__getitem__)
         converted = make_onnx(network, resized=True)
-        restored = write_openvino(converted, network, tmp_path / name, "int8", Calibration(noise_images, 0), bound)
+        restored = write_openvino(converted, network, tmp_path / name, "int8", noise_images, bound)
         scores.append(measure(open_exported(tmp_path / name, "openvino", "int8", network.prepare_resized), range(3)))
         assert bool(restored) == (bound is not None)
     assert scores[0] < scores[1] <= 1

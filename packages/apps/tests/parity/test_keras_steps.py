@@ -13,7 +13,7 @@ import pytest
 
 from gaudi_apps.classification.flags import LearningConfig
 from gaudi_apps.training.keras_task import replay_steps
-from gaudi_apps.training.recording import ReferenceStep, StepTensor, choose_tolerances
+from gaudi_apps.training.recording import Part, Reference, StepTensor, choose_tolerances, without_reference
 from gaudi_distributed import SingleProcess
 from gaudi_distributed.errors import ConfigurationError
 
@@ -56,11 +56,11 @@ def rate(step: int) -> float:
     return 0.1 + step
 
 
-def make_reference(steps: list[list[StepTensor]]) -> Callable[[int], ReferenceStep]:
-    def read(step: int, part: str) -> dict[str, Any]:
+def make_reference(steps: list[list[StepTensor]]) -> Reference:
+    def read(step: int, part: Part) -> dict[str, Any]:
         return {one.metadata.name: one.values for one in steps[step - 1] if one.metadata.part == part}
 
-    return lambda step: ReferenceStep(read(step, "batch"), read(step, "output"), read(step, "update"))
+    return read
 
 
 def test_tensors_come_in_the_order_of_computation(small_classifier: Callable[..., Any]) -> None:
@@ -201,7 +201,7 @@ def test_the_detector_in_bfloat16_is_within_its_tolerance() -> None:
     from gaudi_models.architectures import SSDArchitecture
     from gaudi_ops.tf.keras_api import keras
 
-    def replay(dtype: str, policy: str, guided: Callable[[int], ReferenceStep] | None = None) -> list[list[StepTensor]]:
+    def replay(dtype: str, policy: str, guided: Reference = without_reference) -> list[list[StepTensor]]:
         keras.utils.set_random_seed(0)
         options: dict[str, Any] = {"communicator": SingleProcess(), "architecture": SSDArchitecture("resnet18")}
         task = SSDTask(3, keras_policy=policy, weight_decay=5e-4, **options)

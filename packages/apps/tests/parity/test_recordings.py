@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from gaudi_apps.training import recording as recordings
 from gaudi_apps.training.recording import MANIFEST, StepTensor, make_tensor, read_recording, write_recording
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
+from gaudi_ops.files import hash_file
 
 SETTINGS = {"data": "a1", "batch_size": 2}
 SIDE = {"precision": "fp32"}
@@ -150,7 +151,7 @@ def test_a_manifest_has_a_largest_size(folder: Path, monkeypatch: pytest.MonkeyP
 def test_tensors_are_what_the_manifest_says(folder: Path, tensors: dict[str, Any]) -> None:
     file = folder / "step-0001.safetensors"
     save_file(tensors, file)
-    entry = {"bytes": file.stat().st_size, "sha256": recordings._hash(file)}
+    entry = {"bytes": file.stat().st_size, "sha256": hash_file(file)}
     change(folder, lambda document: document | {"steps": [entry, document["steps"][1]]})
     recording = read_recording(folder)
     with pytest.raises(DataError, match=r"step-0001.safetensors: step1/batch/image_ids: "):

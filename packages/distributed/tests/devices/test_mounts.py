@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import PurePosixPath
 
-from gaudi_distributed.devices.machine import Machine, read_mounts
+from gaudi_distributed.devices.machine import Machine, find_mounts
 
 MakeMachine = Callable[..., Machine]
 
@@ -18,8 +18,10 @@ a line that is none
 
 
 def test_lines_of_the_table_are_read_and_others_left_out(make_machine: MakeMachine) -> None:
-    mounts = read_mounts(make_machine({"proc/self/mountinfo": TABLE}))
-    assert [mount.kind for mount in mounts] == ["proc", "ext4", "nfs4", "xfs", "tmpfs"]
-    assert [str(mount.point) for mount in mounts] == ["/proc", "/", "/data", "/data/my disk", "/data"]
-    assert mounts[3].folder == PurePosixPath("/inner")
-    assert {"ro", "rw"} <= mounts[3].options
+    machine = make_machine({"proc/self/mountinfo": TABLE})
+    kinds = ("proc", "ext4", "nfs4", "xfs", "tmpfs")
+    found = [mount for kind in kinds for mount in find_mounts(machine, kind)]
+    assert [str(point) for _, point in found] == ["/proc", "/", "/data", "/data/my disk", "/data"]
+    assert found[3][0] == PurePosixPath("/inner")
+    assert [*find_mounts(machine, "xfs", "ro")] == [*find_mounts(machine, "xfs", "rw")] == [found[3]]
+    assert [*find_mounts(machine, "xfs", "discard")] == []

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from gaudi_distributed.devices.machine import (
-    Binding,
     Sockets,
-    choose_binding,
     count_cores,
     count_processors,
+    deal_cores,
     read_sockets,
 )
 
@@ -82,12 +81,12 @@ def test_this_machine() -> None:
     [(28, 8, 7), (20, 4, 10), (20, 8, 5), (3, 3, 1), (4, 3, 2), (28, 56, 1), (28, 57, 0), (1, 3, 0)],
 )
 def test_cores_of_each_rank(cores: int, slots: int, each: int) -> None:
-    binding = choose_binding(two_sockets(cores), slots)
-    assert binding.cores == each
-    used = [number for processors in binding.processors for number in processors]
+    dealt = deal_cores(two_sockets(cores), slots)
+    assert [len(of_rank) for of_rank in dealt] == [each] * slots * (each > 0)
+    used = [number for of_rank in dealt for core in of_rank for number in core]
     assert len(used) == len(set(used)) == each * slots
 
 
 def test_ranks_alternate_between_sockets() -> None:
-    assert choose_binding(two_sockets(4), 3) == Binding(2, ((0, 1), (4, 5), (2, 3)))
-    assert choose_binding(two_sockets(4), 3, at_most=1) == Binding(1, ((0,), (4,), (1,)))
+    assert deal_cores(two_sockets(4), 3) == (((0,), (1,)), ((4,), (5,)), ((2,), (3,)))
+    assert deal_cores(two_sockets(4), 3, at_most=1) == (((0,),), ((4,),), ((1,),))

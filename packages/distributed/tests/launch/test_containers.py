@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gaudi_distributed.launch.containers import ContainerKind, choose_image
-from gaudi_distributed.launch.flags import parse_flags
+from gaudi_distributed.launch.containers import choose_image
+from gaudi_distributed.launch.flags import ContainerKind, parse_flags
 from gaudi_distributed.launch.presets import Accelerator
 
 Plan = Callable[..., str]

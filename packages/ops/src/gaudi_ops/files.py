@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import io
 import json
 import os
@@ -167,6 +168,15 @@ def read_file(path: PathName, *, limit: int | None = MOST_BYTES) -> bytes:
     with open_regular_file(path, limit=limit, buffering=0) as file:  # a buffer would double the calls
         content: bytes = file.read()
     return content
+
+
+def hash_file(path: PathName, algorithm: str = "sha256") -> str:
+    """Return the hexadecimal digest of a file of any size, which is read piece by piece."""
+    digest = hashlib.new(algorithm, usedforsecurity=False)  # MD5 where no other was published
+    with open_regular_file(path) as file:
+        while piece := file.read(2**20):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def read_text(

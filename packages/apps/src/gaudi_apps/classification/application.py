@@ -18,7 +18,7 @@ from gaudi_apps.classification.flags import TrainConfig
 from gaudi_apps.classification.plan import fit_choices, make_plan
 from gaudi_apps.cli.flag_rules import replace_flags
 from gaudi_apps.runtime.tensorflow import TensorFlow
-from gaudi_apps.training.application import Application, ReduceStatistics, Restored
+from gaudi_apps.training.application import Application, ReduceStatistics, Restored, check_source
 from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.recipe import NO_RECIPE, Length, Recipe, describe_found
@@ -184,7 +184,6 @@ class ClassificationApplication(Application):
         """Open the evaluator of the validation images."""
         from gaudi_apps.classification.data import open_source
         from gaudi_apps.classification.evaluator import AccuracyEvaluator
-        from gaudi_apps.inference.media import check_source
 
         require_model_config(model_config)
         data, names = self.train_config.flags.data, read_class_names(model_config)
@@ -246,9 +245,8 @@ class ClassificationApplication(Application):
     ) -> None:
         from gaudi_apps.classification.data import open_source
         from gaudi_apps.classification.task import run_export
-        from gaudi_apps.inference.export_table import report_exports
         from gaudi_apps.inference.exporter import ExportRequest, choose_images, make_request
-        from gaudi_apps.inference.report_page import renew_report
+        from gaudi_apps.inference.report_page import renew_report, report_exports
 
         use, data = self.train_config.flags.use, self.train_config.flags.data
         found = self.open_found()

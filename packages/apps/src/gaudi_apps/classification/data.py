@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gaudi_apps.classification.flags import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, TrainConfig
-from gaudi_apps.inference.media import check_source, keep_if_it_fits
 from gaudi_apps.inference.visualizer import Image, add_title, enlarge, write_first_images
+from gaudi_apps.training.application import check_source, keep_if_it_fits
 from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.recipe import open_once
 from gaudi_apps.training.trainer import Batches, TrainingData

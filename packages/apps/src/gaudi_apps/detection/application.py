@@ -24,7 +24,7 @@ from gaudi_apps.inference.exported_models import CheckedExport, choose_export, o
 from gaudi_apps.runtime.errors import warn
 from gaudi_apps.runtime.settings import Distribution, RunSettings, make_device_settings
 from gaudi_apps.runtime.tensorflow import TensorFlow
-from gaudi_apps.training.application import Application, ReduceStatistics, Restored
+from gaudi_apps.training.application import Application, ReduceStatistics, Restored, check_source
 from gaudi_apps.training.checkpoint import BEST, CHECKPOINTS, Checkpoint, ModelConfig, load_chosen
 from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.recipe import NO_RECIPE, Length, Recipe, describe_found
@@ -147,7 +147,6 @@ class SSDApplication(Application):
     ) -> DetectionEvaluator:
         """Open the evaluator of the validation images."""
         from gaudi_apps.detection.evaluator import DetectionEvaluator
-        from gaudi_apps.inference.media import check_source
 
         source = check_source(open_source(self.config, "val"), self.config.data, self.settings)
         options = input_options(self.config, self.settings, read_architecture(model_config))
@@ -226,9 +225,8 @@ class SSDApplication(Application):
     def export(self, restore: Callable[[], Restored]) -> None:
         """Export the detector, checked on images of the user's or of validation, and scored on all of validation."""
         from gaudi_apps.detection.detector import run_export
-        from gaudi_apps.inference.export_table import report_exports
         from gaudi_apps.inference.exporter import choose_images, make_request
-        from gaudi_apps.inference.report_page import renew_report
+        from gaudi_apps.inference.report_page import renew_report, report_exports
 
         use, run = self.config.use, self.config.run
         has_images = self.config.recipe.data or self.config.data.data_dir or self.config.data.val_annotations

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from gaudi_apps.cli.launch import share_batch
 from gaudi_apps.detection.config import COCO_TRAIN_IMAGES, SSDConfig, open_found
 from gaudi_apps.detection.detections import make_category_config
-from gaudi_apps.inference.media import check_source, keep_if_it_fits
 from gaudi_apps.inference.visualizer import Image, draw_detections, write_first_images
 from gaudi_apps.runtime.settings import RunSettings
+from gaudi_apps.training.application import check_source, keep_if_it_fits
 from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.trainer import Batches, TrainingData
 from gaudi_datasets.detection.coco import COCO_CATEGORIES, Category

@@ -48,7 +48,7 @@ from gaudi_apps.inference.exported_models import (
     open_exported,
 )
 from gaudi_apps.inference.media import find_files, is_video, read_encoded
-from gaudi_apps.inference.quantization import AccuracyBound, Calibration, quantize_onnx, quantize_tflite, write_openvino
+from gaudi_apps.inference.quantization import AccuracyBound, quantize_onnx, quantize_tflite, write_openvino
 from gaudi_apps.runtime.errors import ExportError
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.errors import FlagError, MissingInputError, UnsafeError
@@ -86,16 +86,18 @@ class ExportRequest:
     Attributes:
         precisions: each format is written in those of them that it has.
         evaluator: scores the network and each export on all images of validation; None: they are compared alone.
-        calibration: training images for int8.
+        calibration: training images for the ranges of int8, JPEG or PNG.
         max_drop: of the metric of the network, that an export may lose.
         checkpoint: SHA-256 of the weights in the checkpoint that is exported.
+        calibration_seed: that the training images were drawn by.
     """
 
     precisions: Sequence[ExportPrecision] = ("fp32",)
     evaluator: Evaluator[Any] | None = None
-    calibration: Calibration | None = None
+    calibration: Sequence[bytes] = ()
     max_drop: float = 0.01
     checkpoint: str = ""
+    calibration_seed: int = 0
 
 
 class Export(NamedTuple):
@@ -156,14 +158,14 @@ def list_kinds(formats: Sequence[ExportFormat], precisions: Sequence[ExportPreci
     return [ExportKind(name, one) for name in formats for one in precisions if one in EXPORT_PRECISIONS[name]]
 
 
-def choose_calibration(source: Any, count: int, seed: int) -> Calibration:
+def choose_calibration(source: Any, count: int, seed: int) -> list[bytes]:
     """Choose training images to measure the ranges of 8 bits on.
 
     Raises:
         DataError: an image or a record is damaged.
     """
     order = np.random.default_rng(seed).permutation(len(source))[:count]
-    return Calibration([source.read(index).encoded for index in order.tolist()], seed)
+    return [source.read(index).encoded for index in order.tolist()]
 
 
 def make_request(
@@ -191,10 +193,10 @@ def make_request(
             )
         return ExportRequest(checkpoint=restored.sha256)
     evaluator = app.open_evaluator(RunFolder(app.settings.model_dir), restored.model_config, SingleProcess())
-    calibration = None
+    calibration, seed = list[bytes](), app.settings.device.seed
     if "int8" in reduced:
-        calibration = choose_calibration(open_train(), run.calibration_images, app.settings.device.seed)
-    return ExportRequest(run.export_precision, evaluator, calibration, run.max_ap_drop, restored.sha256)
+        calibration = choose_calibration(open_train(), run.calibration_images, seed)
+    return ExportRequest(run.export_precision, evaluator, calibration, run.max_ap_drop, restored.sha256, seed)
 
 
 def choose_images(inference: Sequence[str], source: Any | None) -> list[bytes]:
@@ -363,7 +365,7 @@ def export_format(
     encoded_images: Sequence[bytes],
     folder: Path,
     scratch: Path,
-    calibration: Calibration | None = None,
+    calibration: Sequence[bytes] = (),
 ) -> Agreement:
     """Write a network in one kind into a folder, and compare the export with the network on encoded images.
 
@@ -371,15 +373,15 @@ def export_format(
         ValueError: a format of another name, or int8 without calibration.
     """
     name, precision = kind
-    if precision == "int8" and calibration is None:
+    if precision == "int8" and not calibration:
         raise ValueError("int8 needs calibration")
     pixels = [decode_pixels(encoded) for encoded in encoded_images]
     from_pixels = np.stack([network.prepare_pixels(one) for one in pixels])
     if name == "onnx":
         write_onnx(network, folder / "model.onnx")
-        if precision == "int8" and calibration is not None:
+        if precision == "int8":
             with hold_stderr():
-                quantize_onnx(folder / "model.onnx", network, map(decode_pixels, calibration.encoded))
+                quantize_onnx(folder / "model.onnx", network, map(decode_pixels, calibration))
         found = run_exported(OnnxModel(folder / "model.onnx", decode_pixels, takes_floats=False), encoded_images)
         return network.compare(_compute(network.compute, from_pixels), found)
     if name == "openvino":
@@ -388,7 +390,7 @@ def export_format(
         found = run_exported(open_exported(folder, name, precision, network.prepare_resized), encoded_images)
         return network.compare(_compute(network.compute, from_pixels), found)
     if name == "tflite":
-        quantize = None if calibration is None else partial(quantize_tflite, network=network, calibration=calibration)
+        quantize = partial(quantize_tflite, network=network, calibration=calibration) if calibration else None
         write_tflite(network, folder / "model.tflite", precision, quantize)
         found = run_exported(open_exported(folder, name, precision, network.prepare_resized), encoded_images)
         return network.compare(_compute(network.compute, from_pixels), found)
@@ -441,7 +443,7 @@ def _spread(count: int) -> list[int]:
 def _write_manifest(
     folder: Path, kind: ExportKind, metadata: Mapping[str, Any], images: int, export: Export, request: ExportRequest
 ) -> None:
-    names, calibration = _list_files(folder), request.calibration
+    names = _list_files(folder)
     document: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -457,8 +459,8 @@ def _write_manifest(
         },
         "bytes": sum((folder / name).stat().st_size for name in names),
     }
-    if kind.precision == "int8" and calibration is not None:
-        document["calibration"] = {"images": len(calibration.encoded), "seed": calibration.seed}
+    if kind.precision == "int8":
+        document["calibration"] = {"images": len(request.calibration), "seed": request.calibration_seed}
     if export.score is not None and export.reference is not None:
         document |= export.score.to_document(export.reference)
     if kind == ("openvino", "int8") and export.score is not None:

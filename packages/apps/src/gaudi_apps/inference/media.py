@@ -11,26 +11,17 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 import PIL.Image
 
-from gaudi_apps.inference.addresses import VIDEO_ENDINGS as VIDEO_ENDINGS
-from gaudi_apps.inference.addresses import Address, Source, fetch_image, open_capture, parse_address
+from gaudi_apps.inference.addresses import VIDEO_ENDINGS, Address, Source, fetch_image, open_capture, parse_address
 from gaudi_apps.inference.visualizer import Image, decode_image, to_pixels
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import IMAGE_ENDINGS, check_image, read_image
-from gaudi_datasets.layouts.checking import check_when_read
-from gaudi_datasets.memory import decide_cache
-from gaudi_datasets.sampling import InputOptions
-from gaudi_ops.program import say
-
-if TYPE_CHECKING:
-    from gaudi_apps.cli.flags import DataFlags
-    from gaudi_apps.runtime.settings import RunSettings
 
 
 @dataclass(frozen=True)
@@ -305,35 +296,6 @@ class VideoWriter:
                 return path, writer
             path.unlink(missing_ok=True)
         raise OSError(f"{self._stem}: OpenCV cannot write a video here, neither MP4 nor AVI")
-
-
-def keep_if_it_fits(num_bytes: int, options: InputOptions, processes: int) -> InputOptions:
-    """Decide whether encoded images are kept in memory, and print the decision.
-
-    Args:
-        num_bytes: of all encoded images.
-        options: of the pipeline.
-        processes: of this machine that keep the images.
-
-    Returns:
-        the options with the decision.
-    """
-    decision = decide_cache(num_bytes, processes=processes)
-    say(decision.describe())
-    return replace(options, cache_encoded=decision.keeps)
-
-
-Data = TypeVar("Data")
-
-
-def check_source(source: Data, flags: DataFlags, settings: RunSettings, *, trains: bool = False) -> Data:
-    """Return a source that checks images as flags say; one process of a machine verifies them all before.
-
-    Raises:
-        BrokenImagesError: by --verify_data; images cannot be used.
-    """
-    verify = flags.verify_data and not settings.distribution.rank_info.local_rank
-    return check_when_read(source, flags.on_bad_image if trains else "fail", verify=verify)
 
 
 # A batch of large images ends before it takes more memory than this for its pixels.

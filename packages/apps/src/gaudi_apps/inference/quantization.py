@@ -28,26 +28,12 @@ if TYPE_CHECKING:
     from gaudi_apps.cli.flags import ExportPrecision
     from gaudi_apps.inference.converters import ExportedNetwork
 
-OPENVINO_FILES = ("model.xml", "model.bin")
 QUANTIZED_TYPES = ("Conv", "Gemm", "MatMul", "Add", "MaxPool")  # of ONNX
 KEPT = "box_head"  # the layers that predict offsets, see gaudi_models.ssd
 # Accuracy control measures each group of layers with and without 8 bits on RANKED images, and then puts back one group
 # after the other, at most MOST_RESTORED of them, with an evaluation on all images after each.
 RANKED, MOST_RESTORED = 16, 8
 LITE_TYPES = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "ADD", "MAX_POOL_2D", "PAD")  # of TensorFlow Lite
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Training images that ranges of 8 bits are measured on.
-
-    Attributes:
-        encoded: JPEG or PNG files.
-        seed: that they were drawn by.
-    """
-
-    encoded: Sequence[bytes]
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -72,7 +58,7 @@ def write_openvino(
     network: ExportedNetwork,
     folder: Path,
     precision: ExportPrecision,
-    calibration: Calibration | None = None,
+    calibration: Sequence[bytes] = (),
     bound: AccuracyBound | None = None,
 ) -> list[str]:
     """Write ``model.xml`` and ``model.bin`` of ``images`` float32 [batch, side, side, 3], resized, RGB in 0..255.
@@ -85,7 +71,7 @@ def write_openvino(
         network: that it is of.
         folder: to write into.
         precision: fp16 and bf16 halve the weights in the file; bf16 is computed by the hint that loaders give.
-        calibration: of int8, which needs it.
+        calibration: training images for the ranges of int8, JPEG or PNG.
         bound: of int8: the layers that cost the most get their precision back until it holds; None: all layers that
             may have 8 bits have them.
 
@@ -102,7 +88,7 @@ def write_openvino(
     with contextlib.redirect_stdout(io.StringIO()):  # NNCF draws progress there
         model = openvino.convert_model(str(scratch))
         if precision == "int8":
-            if calibration is None:
+            if not calibration:
                 raise ValueError("int8 needs calibration")
             model, restored = _quantize(model, network, calibration, bound)
     model.set_rt_info(json.dumps(network.list_classes()), ["gaudi_apps", "classes"])
@@ -113,12 +99,12 @@ def write_openvino(
 
 
 def _quantize(
-    model: Any, network: ExportedNetwork, calibration: Calibration, bound: AccuracyBound | None
+    model: Any, network: ExportedNetwork, calibration: Sequence[bytes], bound: AccuracyBound | None
 ) -> tuple[Any, list[str]]:
     """Quantize a model of OpenVINO by NNCF, with the accuracy control where there is a bound; see `write_openvino`."""
     nncf = import_runtime("nncf")
     nncf.set_log_level(logging.ERROR)
-    inputs = [network.prepare_resized(encoded)[np.newaxis] for encoded in calibration.encoded]
+    inputs = [network.prepare_resized(encoded)[np.newaxis] for encoded in calibration]
     names = [one.get_friendly_name() for one in model.get_ops() if one.get_type_name() not in ("Constant", "Result")]
     ignored = nncf.IgnoredScope(names=[name for name in names if not is_quantized(name, network)], validate=False)
     options: dict[str, Any] = {"ignored_scope": ignored, "preset": nncf.QuantizationPreset.MIXED}
@@ -230,18 +216,18 @@ def _quiet(library: str) -> Iterator[None]:
         root.handlers[:] = handlers  # the first record at the root adds one
 
 
-def quantize_tflite(make_converter: Callable[[], Any], network: ExportedNetwork, calibration: Calibration) -> bytes:
+def quantize_tflite(make_converter: Callable[[], Any], network: ExportedNetwork, calibration: Sequence[bytes]) -> bytes:
     """Convert a network to TensorFlow Lite with convolutions and sums in 8 bits; inputs and outputs stay float32.
 
     Args:
         make_converter: returns a converter of TensorFlow Lite, of a function that takes resized images. TensorFlow 2.15
             cannot convert twice by one.
         network: that it is of.
-        calibration: images for the ranges.
+        calibration: training images for the ranges, JPEG or PNG.
     """
 
     def read() -> Iterator[list[Any]]:
-        for encoded in calibration.encoded:
+        for encoded in calibration:
             yield [network.prepare_resized(encoded)[np.newaxis].astype(np.float32)]
 
     kinds, kept = _list_float(tf.lite.Interpreter(model_content=make_converter().convert()), network)

@@ -15,14 +15,14 @@ import numpy.typing as npt
 
 from gaudi_apps.detection.config import COCO_TRAIN_IMAGES
 from gaudi_apps.detection.detections import make_category_config, read_categories
-from gaudi_apps.inference.media import Preprocessor, check_source, keep_if_it_fits
+from gaudi_apps.inference.media import Preprocessor
 from gaudi_apps.inference.visualizer import Image
 from gaudi_apps.mxnet.config import SSDMXNetConfig, find_profiled_steps
 from gaudi_apps.mxnet.evaluation import AsyncEvaluation, MXNetEvaluator
 from gaudi_apps.mxnet.framework import MXNet
 from gaudi_apps.mxnet.plan import find_coco_files, make_plan
 from gaudi_apps.runtime.settings import DeviceSettings, Distribution, RunSettings
-from gaudi_apps.training.application import Application, ReduceStatistics, Restored
+from gaudi_apps.training.application import Application, ReduceStatistics, Restored, check_source, keep_if_it_fits
 from gaudi_apps.training.callbacks import Checkpoints, Evaluation, Heartbeat
 from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.plan import Plan

@@ -19,11 +19,11 @@ from gaudi_apps.training.checkpoint import require_names, require_shape
 from gaudi_apps.training.recording import (
     Array,
     Reference,
-    ReferenceStep,
     StepTensor,
     list_outputs,
     make_tensor,
     require_same_shape,
+    without_reference,
     wrapped,
 )
 from gaudi_models.mxnet.layers import BatchNorm, Convolution, Layout, Precision, ReduceStatistics
@@ -314,7 +314,7 @@ def replay_steps(
     batches: Iterator[Mapping[str, Any]],
     learning_rate: Callable[[int], float],
     steps: int,
-    reference: Reference | None = None,
+    reference: Reference = without_reference,
 ) -> Iterator[list[StepTensor]]:
     """Train as `MXNetTask.train_step` does, and yield all tensors of each step in the order of computation.
 
@@ -326,11 +326,11 @@ def replay_steps(
     before: Mapping[str, Array] = task.read_weights()
     for number in range(1, steps + 1):
         batch = next(batches)
-        reference_step = reference(number) if reference else ReferenceStep({}, {}, {})
+        given, updates = reference(number, "batch"), reference(number, "update")
         own = {**batch, "images": to_nhwc(batch["images"])}
-        used = {name: _take(name, values, reference_step.batch.get(name)) for name, values in own.items()}
+        used = {name: _take(name, values, given.get(name)) for name, values in own.items()}
         used["images"] = from_nhwc(used["images"])
-        with _recording_outputs(task.model, reference_step.outputs) as outputs:
+        with _recording_outputs(task.model, reference(number, "output")) as outputs:
             losses = task.compute_gradients(used)
         gradients = task.read_gradients()
         task.update(learning_rate(number - 1))
@@ -349,7 +349,7 @@ def replay_steps(
                 for name, values in variables
             ),
         ]
-        before = _follow(task, before, reference_step.updates) if reference_step.updates else after
+        before = _follow(task, before, updates) if updates else after
 
 
 def _follow(task: MXNetTask, before: Mapping[str, Array], updates: Mapping[str, Array]) -> Mapping[str, Array]:

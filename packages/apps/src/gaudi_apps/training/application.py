@@ -6,10 +6,10 @@ import glob
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from gaudi_apps.cli.flag_rules import list_flags
 from gaudi_apps.training.checkpoint import BEST, CHECKPOINTS, CheckpointFolder, find_checkpoints, find_run_checkpoint
@@ -18,9 +18,11 @@ from gaudi_apps.training.recipe import CHECKED, NO_RECIPE, RECIPE, SPLIT, STARTE
 from gaudi_datasets.documents import load_yaml
 from gaudi_datasets.errors import FlagError, MissingInputError
 from gaudi_datasets.fetching.stores import is_url
+from gaudi_datasets.memory import decide_cache
+from gaudi_ops.program import say
 
 if TYPE_CHECKING:
-    from gaudi_apps.cli.flags import ProgramConfig
+    from gaudi_apps.cli.flags import DataFlags, ProgramConfig
     from gaudi_apps.inference.evaluator import Evaluator
     from gaudi_apps.runtime.settings import DeviceSettings, RunSettings
     from gaudi_apps.training.checkpoint import ModelConfig
@@ -29,11 +31,13 @@ if TYPE_CHECKING:
     from gaudi_apps.training.run_dir import RunFolder
     from gaudi_apps.training.trainer import Callback, TrainableTask, TrainingData
     from gaudi_datasets.layouts.splitting import SplitData
+    from gaudi_datasets.sampling import InputOptions
     from gaudi_distributed import Communicator
     from gaudi_models.weights import WeightsFile
 
 # Returns the sums over ranks of what batch norm measures.
 ReduceStatistics: TypeAlias = Callable[[Sequence[Any]], list[Any]]
+Data = TypeVar("Data")
 
 
 CONFIG = "config.yaml"  # the flags of a run, as --config takes them
@@ -348,3 +352,31 @@ class Application(ABC):
     @abstractmethod
     def export(self, restore: Callable[[], Restored]) -> None:
         """Export the chosen checkpoint."""
+
+
+def keep_if_it_fits(num_bytes: int, options: InputOptions, processes: int) -> InputOptions:
+    """Decide whether encoded images are kept in memory, and print the decision.
+
+    Args:
+        num_bytes: of all encoded images.
+        options: of the pipeline.
+        processes: of this machine that keep the images.
+
+    Returns:
+        the options with the decision.
+    """
+    decision = decide_cache(num_bytes, processes=processes)
+    say(decision.describe())
+    return replace(options, cache_encoded=decision.keeps)
+
+
+def check_source(source: Data, flags: DataFlags, settings: RunSettings, *, trains: bool = False) -> Data:
+    """Return a source that checks images as flags say; one process of a machine verifies them all before.
+
+    Raises:
+        BrokenImagesError: by --verify_data; images cannot be used.
+    """
+    from gaudi_datasets.layouts.checking import check_when_read  # here, since plans need none of it
+
+    verify = flags.verify_data and not settings.distribution.rank_info.local_rank
+    return check_when_read(source, flags.on_bad_image if trains else "fail", verify=verify)

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_models.padding import Padding, PoolPadding
 from gaudi_ops.files import (
+    hash_file,
     open_regular_file,
     publish_file,
     read_file,
@@ -278,7 +279,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         if manifest["format"] != FORMAT or manifest["version"] != VERSION:
             raise DataError(f"{path / MANIFEST}: is no checkpoint of version {VERSION} of this program; {_REMEDY}")
         sha256 = manifest["sha256"][TENSORS]
-        if sha256 != _sha256(path / TENSORS):
+        if sha256 != hash_file(path / TENSORS):
             raise DataError(f"{path / TENSORS}: is not what its manifest says; {_REMEDY}")
         metadata = _take(manifest, "facts", dict)
         state = RunState.from_json(manifest["step"], metadata)
@@ -422,14 +423,6 @@ def _remove_files(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open_regular_file(path) as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def require_names(found: Iterable[str], expected: Iterable[str]) -> None:

@@ -46,7 +46,6 @@ from gaudi_apps.training.plan import Plan, version_setting
 from gaudi_apps.training.recording import (
     Difference,
     Recording,
-    ReferenceStep,
     StepTensor,
     choose_tolerances,
     compare_step,
@@ -54,6 +53,7 @@ from gaudi_apps.training.recording import (
     read_recording,
     require_comparable,
     require_new,
+    without_reference,
     write_recording,
 )
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
@@ -196,7 +196,7 @@ class _ThisSide:
 
     def compute(self, recording: Recording | None) -> Iterator[list[StepTensor]]:
         """Yield all tensors of each step, which follows the recording if there is one."""
-        reference = None if recording is None else lambda step: _read_reference(recording, step)
+        reference = without_reference if recording is None else recording.read_part
         batches = self._data.batches(0)
         return self._framework.replay_steps(self._task, batches, self._plan.learning_rate, self._steps, reference)
 
@@ -228,13 +228,6 @@ def _list_settings(
         flags.pop(name, None)
     version = version_setting(app.recipe_version)
     return {"data": data.fingerprint, "parity_steps": steps, **model_config, **flags, **version}
-
-
-def _read_reference(recording: Recording, step: int) -> ReferenceStep:
-    def read(part: str) -> dict[str, Any]:
-        return {one.name: recording.read(one) for one in recording.list_step(step) if one.part == part}
-
-    return ReferenceStep(read("batch"), read("output"), read("update"))
 
 
 @contextlib.contextmanager

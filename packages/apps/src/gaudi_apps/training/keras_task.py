@@ -23,11 +23,11 @@ from gaudi_apps.training.checkpoint import require_names, require_shape
 from gaudi_apps.training.recording import (
     Array,
     Reference,
-    ReferenceStep,
     StepTensor,
     list_outputs,
     make_tensor,
     require_same_shape,
+    without_reference,
     wrapped,
 )
 from gaudi_distributed import Communicator
@@ -338,7 +338,7 @@ def replay_steps(
     batches: Iterator[Mapping[str, Any]],
     learning_rate: Callable[[int], float],
     steps: int,
-    reference: Reference | None = None,
+    reference: Reference = without_reference,
 ) -> Iterator[list[StepTensor]]:
     """Train as `KerasTask.train_step` does, and yield all tensors of each step in the order of computation.
 
@@ -347,7 +347,7 @@ def replay_steps(
         batches: of `gaudi_apps.training.application.TrainingData`.
         learning_rate: of a step, counted from 0.
         steps: number of steps.
-        reference: steps of the other side, counted from 1; None: this side runs alone.
+        reference: the other side, which this one follows.
 
     Raises:
         ConfigurationError: a tensor of the other side has another shape.
@@ -356,9 +356,9 @@ def replay_steps(
     before = _read_weights(task.model)
     for number in range(1, steps + 1):
         batch = next(batches)
-        reference_step = reference(number) if reference else ReferenceStep({}, {}, {})
-        used = {name: _take(name, values, reference_step.batch.get(name)) for name, values in batch.items()}
-        outputs, scalars, gradients = open_step(used, learning_rate(number - 1), reference_step.outputs)
+        given, updates = reference(number, "batch"), reference(number, "update")
+        used = {name: _take(name, values, given.get(name)) for name, values in batch.items()}
+        outputs, scalars, gradients = open_step(used, learning_rate(number - 1), reference(number, "output"))
         after = _read_weights(task.model)
         yield [
             *(make_tensor(number, "batch", name, _to_array(values)) for name, values in sorted(batch.items())),
@@ -367,7 +367,7 @@ def replay_steps(
             *(make_tensor(number, "gradient", name, values, layer) for name, layer, values in gradients),
             *_list_updates(number, before, after),
         ]
-        before = _follow(task.model, before, reference_step.updates) if reference_step.updates else after
+        before = _follow(task.model, before, updates) if updates else after
 
 
 class _OpenStep:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import math
 import os
@@ -21,7 +20,7 @@ from safetensors.numpy import save_file
 from gaudi_apps.runtime.settings import MAX_PARITY_STEPS
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
 from gaudi_distributed.errors import ConfigurationError
-from gaudi_ops.files import open_regular_file, read_file, staging_folder, write_file
+from gaudi_ops.files import hash_file, read_file, staging_folder, write_file
 
 FORMAT = "gaudi-apps parity"
 VERSION = 1
@@ -52,6 +51,10 @@ class Recording:
     def list_step(self, step: int) -> list[TensorMetadata]:
         """List the tensors of a step, counted from 1."""
         return [tensor for tensor in self.tensors if tensor.step == step]
+
+    def read_part(self, step: int, part: Part) -> dict[str, Array]:
+        """Read the tensors of a part of a step, counted from 1, by their names; errors are those of `read`."""
+        return {tensor.name: self.read(tensor) for tensor in self.list_step(step) if tensor.part == part}
 
     def read(self, tensor: TensorMetadata) -> Array:
         """Read the values of a tensor.
@@ -109,7 +112,7 @@ def write_recording(
                     remedy="give a smaller --batch_size",
                 )
             _write_step(path, step)
-            files.append({"bytes": path.stat().st_size, "sha256": _hash(path)})
+            files.append({"bytes": path.stat().st_size, "sha256": hash_file(path)})
             tensors += [one.metadata for one in step]
         manifest = {"format": FORMAT, "version": VERSION, "settings": dict(settings), "side": dict(side)}
         document = {**manifest, "steps": files, "tensors": [asdict(tensor) for tensor in tensors]}
@@ -173,7 +176,7 @@ def _check_file(path: Path, entry: Any) -> None:
         raise DataError(f"{path}: is missing; copy the whole recording, or record it again")
     size = path.stat().st_size
     known = isinstance(entry, dict) and entry.get("bytes") == size <= MAX_BYTES
-    if not known or entry.get("sha256") != _hash(path):
+    if not known or entry.get("sha256") != hash_file(path):
         raise DataError(f"{path}: is not what {MANIFEST} says; copy it again, or record it again")
 
 
@@ -186,14 +189,6 @@ def _write_step(path: Path, step: list[StepTensor]) -> None:
 
 def _name_file(step: int) -> str:
     return f"step-{step:04d}.safetensors"
-
-
-def _hash(path: Path) -> str:
-    with open_regular_file(path) as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 # In the order of a step: the batch, the weights of a layer (in the first step) and its output, the parts of the loss,
@@ -246,22 +241,18 @@ def make_tensor(step: int, part: Part, name: str, values: Array, layer: str = ""
     return StepTensor(TensorMetadata(step, part, name, layer, tuple(values.shape), values.dtype.name), values)
 
 
-@dataclass(frozen=True)
-class ReferenceStep:
-    """A step of the other side: its batch, the outputs of its layers, and the updates of its variables."""
-
-    batch: Mapping[str, Array]
-    outputs: Mapping[str, Array]
-    updates: Mapping[str, Array]
-
-
-# Returns a step of the other side, counted from 1.
-Reference: TypeAlias = Callable[[int], ReferenceStep]
+# Returns the tensors of a part of a step of the other side, by their names; steps are counted from 1.
+Reference: TypeAlias = Callable[[int, Part], Mapping[str, Array]]
 
 # Trains a task on batches, at a learning rate by step, for some steps, by a reference or alone; yields tensors by step.
 ReplaySteps: TypeAlias = Callable[
-    [Any, Iterator[Mapping[str, Any]], Callable[[int], float], int, Reference | None], Iterator[list[StepTensor]]
+    [Any, Iterator[Mapping[str, Any]], Callable[[int], float], int, Reference], Iterator[list[StepTensor]]
 ]
+
+
+def without_reference(step: int, part: Part) -> Mapping[str, Array]:
+    """Return no tensors, for a side that runs alone."""
+    return {}
 
 
 def list_outputs(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import email.utils
-import hashlib
 import json
 import os
 import random
@@ -22,7 +21,7 @@ import requests
 import urllib3
 
 from gaudi_datasets.errors import DataError, MissingInputError, TransferError, UnsafeError
-from gaudi_ops.files import open_regular_file, publish_file, read_file, sync_file, sync_folder, write_file
+from gaudi_ops.files import hash_file, open_regular_file, publish_file, read_file, sync_file, sync_folder, write_file
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the file's name, its bytes so far, and all of its bytes, None when the server does not say."""
@@ -65,7 +64,7 @@ class Download:
         size = path.stat().st_size
         if self.size is not None and size != self.size:
             raise DataError(f"has {size} bytes; {self.size} are expected", path=self.url)
-        if self.sha256 and (found := hash_file(path, hashlib.sha256())) != self.sha256.lower():
+        if self.sha256 and (found := hash_file(path)) != self.sha256.lower():
             raise DataError(f"has SHA-256 {found}; {self.sha256.lower()} is expected", path=self.url)
         if self.check:
             self.check(path)
@@ -271,14 +270,6 @@ def is_web_address(url: str) -> bool:
     except ValueError:
         return False
     return address.scheme in ("http", "https") and bool(address.hostname) and url.isprintable()
-
-
-def hash_file(path: Path, digest: hashlib._Hash) -> str:
-    """Feed a file to a digest of hashlib, piece by piece, and return its hexadecimal digits."""
-    with open_regular_file(path) as file:
-        while piece := file.read(2**20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _asked_wait(response: requests.Response) -> float | None:

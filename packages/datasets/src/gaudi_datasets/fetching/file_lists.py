@@ -6,7 +6,6 @@ Beside weights a record of them is written.
 from __future__ import annotations
 
 import functools
-import hashlib
 import re
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
@@ -18,9 +17,10 @@ from gaudi_datasets.errors import DataError
 from gaudi_datasets.fetching.archives import check_inner_name, fold_name
 from gaudi_datasets.fetching.checkpoint_files import check_meta_graph, check_shard, check_state_file, read_index
 from gaudi_datasets.fetching.display import FetchDisplay, lock_folder
-from gaudi_datasets.fetching.downloads import Download, Fetcher, hash_file, is_web_address
+from gaudi_datasets.fetching.downloads import Download, Fetcher, is_web_address
 from gaudi_datasets.fetching.weights_table import BACKBONE, WEIGHTS
 from gaudi_datasets.output_files import write_json
+from gaudi_ops.files import hash_file
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _FIELDS = ("url", "sha256", "name")
@@ -111,12 +111,12 @@ def fetch_weights(name: str, output_dir: Path, display: FetchDisplay, *, mirror:
             check = None if file.sha256 else functools.partial(_check_content, file.name, folder)
             download = Download(url, path, file.sha256, file.size or None, check, _MOST_BYTES)
             state = "fetched" if fetcher.fetch(download) else "there already"
-            md5 = hash_file(path, hashlib.md5(usedforsecurity=False))
+            md5 = hash_file(path, "md5")
             entry: dict[str, Any] = {
                 "path": str(path.relative_to(output_dir)),
                 "url": url,
                 "bytes": path.stat().st_size,
-                "sha256": hash_file(path, hashlib.sha256()),
+                "sha256": hash_file(path),
                 "md5": md5,
                 "verified_by": "SHA-256" if file.sha256 else "content",
             }

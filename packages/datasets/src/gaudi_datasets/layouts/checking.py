@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -25,7 +25,14 @@ from gaudi_ops.files import hold_lock, read_file, write_file
 from gaudi_ops.program import say
 
 if TYPE_CHECKING:
+    from gaudi_datasets.classification.listed_files import ListedSource
+    from gaudi_datasets.classification.sources import RecordSource as ClassificationRecords
+    from gaudi_datasets.detection.sources import CocoSource
+    from gaudi_datasets.detection.sources import RecordSource as DetectionRecords
     from gaudi_datasets.showing import Source
+
+    # Each tells the file that holds an image.
+    StoredSource: TypeAlias = CocoSource | ListedSource | DetectionRecords | ClassificationRecords
 
 _SHOWN = 3  # images in the message
 _REMEMBERED = 1000
@@ -51,27 +58,6 @@ class BrokenImagesError(DataError):
 def _describe(error: DataError | MissingInputError) -> str:
     """Return an error without its remedy, of which one for all is enough."""
     return str(error).removesuffix(f"; {error.remedy}")
-
-
-class StoredSource(Protocol):
-    """A source of either kind, whose images are in files."""
-
-    @property
-    def name(self) -> str:
-        """Return the name of the data set in messages."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Return SHA-256 that is equal for equal data."""
-
-    def __len__(self) -> int:
-        """Return the number of images."""
-
-    def read(self, index: int) -> Any:
-        """Read image `index`."""
-
-    def path(self, index: int) -> Path:
-        """Return the path of the file that holds image `index`."""
 
 
 def read_sizes(paths: Sequence[Path], name: str) -> list[tuple[int, int]]:
@@ -218,7 +204,7 @@ class _DecodedImages:
 
 
 def check_all(
-    source: Source | StoredSource,
+    source: Source,
     progress: Callable[[int, int], None] | None = None,
     on_bad_image: OnBadImage = "fail",
 ) -> None:

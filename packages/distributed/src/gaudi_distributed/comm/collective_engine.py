@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from gaudi_distributed.cluster.rank_info import RankInfo
-from gaudi_distributed.comm.communicator import BucketConfig, check_root, reduce_in_buckets
+from gaudi_distributed.comm.communicator import check_root, reduce_in_buckets
 from gaudi_distributed.errors import ConfigurationError
 
 
 class CollectiveCommunicator:
     """A communicator over a strategy with one replica in each process; see `Communicator`."""
 
-    def __init__(self, strategy: Any, rank_info: RankInfo, bucket_config: BucketConfig) -> None:
+    def __init__(self, strategy: Any, rank_info: RankInfo, max_bytes: int, compressed_dtype: str | None) -> None:
         import tensorflow as tf
 
         if strategy.num_replicas_in_sync != rank_info.size:
@@ -27,7 +27,7 @@ class CollectiveCommunicator:
             )
         self.rank, self.size = rank_info.rank, rank_info.size
         self.local_rank, self.local_size = rank_info.local_rank, rank_info.local_size
-        self._strategy, self._bucket_config = strategy, bucket_config
+        self._strategy, self._max_bytes, self._compressed_dtype = strategy, max_bytes, compressed_dtype
         self._graph = tf.function(self._sum_in_graph, autograph=False)
 
     def allreduce(self, tensors: Sequence[Any], *, average: bool = True, compressed: bool = False) -> list[Any]:
@@ -37,7 +37,8 @@ class CollectiveCommunicator:
             size=self.size,
             average=average,
             compressed=compressed,
-            bucket_config=self._bucket_config,
+            max_bytes=self._max_bytes,
+            compressed_dtype=self._compressed_dtype,
             total=self._sum,
         )
 
@@ -113,7 +114,7 @@ class CollectiveCommunicator:
         return list(self._strategy.run(reduce, vectors))
 
 
-def open_multi_worker(rank_info: RankInfo, bucket_config: BucketConfig) -> CollectiveCommunicator:
+def make_multi_worker_strategy(rank: int) -> Any:
     """Wait for all workers of TF_CONFIG; call it before TensorFlow computes anything.
 
     Raises:
@@ -122,21 +123,12 @@ def open_multi_worker(rank_info: RankInfo, bucket_config: BucketConfig) -> Colle
     import tensorflow as tf
 
     try:
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        return tf.distribute.MultiWorkerMirroredStrategy()
     except tf.errors.UnknownError as error:
         if "gRPC server" not in str(error):
             raise
         raise ConfigurationError(
-            f"tf.distribute cannot listen at the port that TF_CONFIG names for rank {rank_info.rank}, so another run "
-            "may do so",
+            f"tf.distribute cannot listen at the port that TF_CONFIG names for rank {rank}, so another run may do so",
             field="TF_CONFIG",
             remedy="wait for its end, or start this one by gaudi-run with another --first_port",
         ) from error
-    return CollectiveCommunicator(strategy, rank_info, bucket_config)
-
-
-def open_hpu(rank_info: RankInfo, bucket_config: BucketConfig) -> CollectiveCommunicator:
-    """Wait for all workers of TF_CONFIG, each with a Gaudi of its own. Not tested on hardware."""
-    from gaudi_distributed.devices.habana import make_strategy
-
-    return CollectiveCommunicator(make_strategy(), rank_info, bucket_config)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -143,19 +142,6 @@ BYTES_PER_MB = 2**20
 SumOverRanks = Callable[[list[Any]], list[Any]]
 
 
-@dataclass(frozen=True)
-class BucketConfig:
-    """Configure the buckets that tensors are packed into.
-
-    Attributes:
-        max_bytes: size of a bucket; a larger tensor travels alone.
-        compressed_dtype: name of the dtype that compressed tensors travel in; None: their own.
-    """
-
-    max_bytes: int = DEFAULT_MB * BYTES_PER_MB
-    compressed_dtype: str | None = None
-
-
 def plan_buckets(items: Sequence[tuple[Hashable, int]], limit: int) -> list[list[int]]:
     """Return the indices of each bucket, for items of a kind and a number of bytes.
 
@@ -179,13 +165,15 @@ def reduce_in_buckets(
     size: int,
     average: bool,
     compressed: bool,
-    bucket_config: BucketConfig,
+    max_bytes: int,
+    compressed_dtype: str | None,
     total: SumOverRanks,
 ) -> list[Any]:
     """Return the sums over `size` ranks, or with `average` the means, of tensors whose shapes are known.
 
-    `total` sums flat vectors over the ranks, each in its own type. Compressed means are divided before they travel,
-    so that a sum of many ranks does not leave the range of 16 bits.
+    They travel in buckets of `max_bytes` at most, a larger tensor alone, and with `compressed` in the dtype of that
+    name, if there is one. `total` sums flat vectors over the ranks, each in its own type. Compressed means are divided
+    before they travel, so that a sum of many ranks does not leave the range of 16 bits.
 
     Raises:
         TypeError: the mean of integers was asked for.
@@ -195,11 +183,11 @@ def reduce_in_buckets(
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if average and not all(each.dtype.is_floating for each in given):
         raise TypeError(f"no mean of {', '.join(sorted({each.dtype.name for each in given}))}; reduce floats")
-    wire = tf.as_dtype(bucket_config.compressed_dtype) if compressed and bucket_config.compressed_dtype else None
+    wire = tf.as_dtype(compressed_dtype) if compressed and compressed_dtype else None
     divisor = size if average else 1
     sent = [each if wire is None or each.dtype != tf.float32 else tf.cast(each / divisor, wire) for each in given]
     items = [(each.dtype.name, each.shape.num_elements() * each.dtype.size) for each in sent]
-    buckets = plan_buckets(items, bucket_config.max_bytes)
+    buckets = plan_buckets(items, max_bytes)
     sums = total([tf.concat([tf.reshape(sent[i], [-1]) for i in bucket], axis=0) for bucket in buckets])
     results: list[Any] = [None] * len(given)
     for bucket, flat in zip(buckets, sums, strict=True):

@@ -9,7 +9,7 @@ from importlib import util
 from typing import Any, Literal, get_args
 
 from gaudi_distributed.cluster.rank_info import RankInfo
-from gaudi_distributed.comm.communicator import BucketConfig, check_root, reduce_in_buckets
+from gaudi_distributed.comm.communicator import check_root, reduce_in_buckets
 from gaudi_distributed.errors import ConfigurationError
 
 Framework = Literal["tensorflow", "mxnet"]
@@ -98,9 +98,9 @@ class HorovodRank(ABC):
 class HorovodCommunicator(HorovodRank):
     """A communicator for tensors of TensorFlow; see `Communicator`."""
 
-    def __init__(self, rank_info: RankInfo, bucket_config: BucketConfig) -> None:
+    def __init__(self, rank_info: RankInfo, max_bytes: int, compressed_dtype: str | None) -> None:
         super().__init__(load_horovod(), rank_info)
-        self._bucket_config = bucket_config
+        self._max_bytes, self._compressed_dtype = max_bytes, compressed_dtype
 
     def allreduce(self, tensors: Sequence[Any], *, average: bool = True, compressed: bool = False) -> list[Any]:
         """See `Communicator.allreduce`."""
@@ -109,7 +109,8 @@ class HorovodCommunicator(HorovodRank):
             size=self.size,
             average=average,
             compressed=compressed,
-            bucket_config=self._bucket_config,
+            max_bytes=self._max_bytes,
+            compressed_dtype=self._compressed_dtype,
             total=self._sum,
         )
 

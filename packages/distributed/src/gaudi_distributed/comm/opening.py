@@ -13,7 +13,7 @@ from gaudi_distributed.cluster.hosts import FIRST_PORT
 from gaudi_distributed.cluster.rank_info import RankInfo, detect_rank, write_tf_config
 from gaudi_distributed.cluster.rendezvous import ADDRESS as GLOO_ADDRESS
 from gaudi_distributed.cluster.rendezvous import CYCLE_VARIABLE, FUSION_VARIABLE
-from gaudi_distributed.comm.communicator import BYTES_PER_MB, DEFAULT_MB, BucketConfig, Communicator, SingleProcess
+from gaudi_distributed.comm.communicator import BYTES_PER_MB, DEFAULT_MB, Communicator, SingleProcess
 from gaudi_distributed.errors import ConfigurationError
 
 Engine = Literal["single", "horovod", "horovod_mxnet", "multi_worker", "hpu"]
@@ -112,20 +112,23 @@ def open_communicator(options: CommunicationOptions) -> Communicator:
     rank_info = detect_rank(os.environ)
     _check_options(options, rank_info)
     megabytes = DEFAULT_MB if options.fusion_threshold_mb is None else options.fusion_threshold_mb
-    bucket_config = BucketConfig(megabytes * BYTES_PER_MB, _COMPRESSED_DTYPES[options.compression])
+    max_bytes, compressed_dtype = megabytes * BYTES_PER_MB, _COMPRESSED_DTYPES[options.compression]
     if options.engine == "horovod":
         from gaudi_distributed.comm.horovod_engine import HorovodCommunicator
 
-        return HorovodCommunicator(rank_info, bucket_config)
+        return HorovodCommunicator(rank_info, max_bytes, compressed_dtype)
     if options.engine == "horovod_mxnet":
         from gaudi_distributed.comm.horovod_mxnet_engine import HorovodMXNetCommunicator
 
         return HorovodMXNetCommunicator(rank_info)
     if options.engine == "single":
         return SingleProcess()
-    from gaudi_distributed.comm.collective_engine import open_hpu, open_multi_worker
+    from gaudi_distributed.comm.collective_engine import CollectiveCommunicator, make_multi_worker_strategy
+    from gaudi_distributed.devices.habana import make_strategy
 
-    return (open_hpu if options.engine == "hpu" else open_multi_worker)(rank_info, bucket_config)
+    # Either waits for all workers of TF_CONFIG. On a Gaudi it is not tested.
+    strategy = make_strategy() if options.engine == "hpu" else make_multi_worker_strategy(rank_info.rank)
+    return CollectiveCommunicator(strategy, rank_info, max_bytes, compressed_dtype)
 
 
 def _check_options(options: CommunicationOptions, rank_info: RankInfo) -> None:

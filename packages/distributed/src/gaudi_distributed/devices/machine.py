@@ -62,27 +62,18 @@ class Machine:
             return []
 
 
-@dataclass(frozen=True)
-class Mount:
-    """A mounted file system: its folder that is mounted, the mount point, its type and options."""
+def find_mounts(machine: Machine, kind: str, option: str = "") -> Iterator[tuple[PurePosixPath, PurePosixPath]]:
+    """Yield the mount points of file systems of a kind, with an option if one is given, in the kernel's order.
 
-    folder: PurePosixPath
-    point: PurePosixPath
-    kind: str
-    options: frozenset[str]
-
-
-def read_mounts(machine: Machine) -> list[Mount]:
-    """Return what is mounted, in the kernel's order; lines that are none are left out."""
-    mounts = []
+    Before each comes the folder of the file system that is mounted there. What is no line of the table is left out.
+    """
     for line in (machine.read("/proc/self/mountinfo") or "").splitlines():
         fields, _, rest = line.partition(" - ")
         words, system = fields.split(" "), rest.split(" ")
-        if len(words) >= 6 and len(system) >= 3:
+        if len(words) >= 6 and len(system) >= 3 and system[0] == kind:
             folder, point = (PurePosixPath(_unescape(word)) for word in words[3:5])
-            options = frozenset([*words[5].split(","), *system[2].split(",")])
-            mounts.append(Mount(folder, point, system[0], options))
-    return mounts
+            if not option or option in (*words[5].split(","), *system[2].split(",")):
+                yield folder, point
 
 
 def _unescape(text: str) -> str:
@@ -128,7 +119,6 @@ def read_processor_quota(machine: Machine) -> float | None:
 def _list_groups(machine: Machine, controller: str) -> Iterator[tuple[PurePosixPath, int]]:
     """Yield the folders of this process's groups that know the controller and of those above, and their version."""
     memberships = [line.split(":", 2) for line in (machine.read("/proc/self/cgroup") or "").splitlines()]
-    mounts = read_mounts(machine)
     for words in memberships:
         if len(words) < 3:
             continue
@@ -136,28 +126,18 @@ def _list_groups(machine: Machine, controller: str) -> Iterator[tuple[PurePosixP
         if version == 1 and controller not in words[1].split(","):
             continue
         inside = PurePosixPath(words[2])
-        for mount in mounts:
-            if mount.kind != ("cgroup" if version == 1 else "cgroup2"):
-                continue
-            if version == 1 and controller not in mount.options:
-                continue
+        kind, option = ("cgroup", controller) if version == 1 else ("cgroup2", "")
+        for folder, point in find_mounts(machine, kind, option):
             # In a container only a part of the hierarchy may be mounted.
-            is_seen = inside.is_relative_to(mount.folder) and ".." not in inside.parts
-            parts = inside.relative_to(mount.folder).parts if is_seen else ()
+            is_seen = inside.is_relative_to(folder) and ".." not in inside.parts
+            parts = inside.relative_to(folder).parts if is_seen else ()
             for count in range(len(parts), -1, -1):
-                yield mount.point.joinpath(*parts[:count]), version
+                yield point.joinpath(*parts[:count]), version
 
 
-# The processor sockets: each a list of physical cores, each a list of numbers of logical processors.
-Sockets: TypeAlias = "tuple[tuple[tuple[int, ...], ...], ...]"
-
-
-@dataclass(frozen=True)
-class Binding:
-    """`cores` physical cores for each rank (0: ranks are not bound), and each local rank's logical processors."""
-
-    cores: int
-    processors: tuple[tuple[int, ...], ...] = ()
+# Physical cores, each a list of numbers of logical processors; those of each socket.
+Cores: TypeAlias = "tuple[tuple[int, ...], ...]"
+Sockets: TypeAlias = "tuple[Cores, ...]"
 
 
 def count_cores(sockets: Sockets) -> int:
@@ -193,22 +173,18 @@ def count_processors(root: Path = Path("/"), usable: Collection[int] | None = No
     return len(usable) if quota is None else max(1, min(len(usable), math.ceil(quota)))
 
 
-def choose_binding(sockets: Sockets, slots: int, at_most: int | None = None) -> Binding:
+def deal_cores(sockets: Sockets, slots: int, at_most: int | None = None) -> tuple[Cores, ...]:
     """Deal the cores to `slots` ranks, socket by socket in turn as Open MPI's `--map-by socket` does.
 
     That is physical cores / slots for each (`at_most` so many), or fewer where a socket would have to give more than it
-    has. Ranks are not bound where there are more of them than cores.
+    has. Returns the cores of each rank; nothing where there are more ranks than cores, which are not bound then.
     """
     cores = min((len(cores) // -(-slots // len(sockets)) for cores in sockets), default=0)
     cores = cores if at_most is None else min(cores, at_most)
     if cores == 0:
-        return Binding(0)
-    processors = []
-    for rank in range(slots):
-        turn, socket = divmod(rank, len(sockets))
-        taken = sockets[socket][turn * cores : (turn + 1) * cores]
-        processors.append(tuple(sorted(number for core in taken for number in core)))
-    return Binding(cores, tuple(processors))
+        return ()
+    turns = (divmod(rank, len(sockets)) for rank in range(slots))
+    return tuple(sockets[socket][turn * cores : (turn + 1) * cores] for turn, socket in turns)
 
 
 @dataclass(frozen=True)

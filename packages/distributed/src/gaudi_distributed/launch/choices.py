@@ -14,15 +14,14 @@ from pathlib import Path
 from gaudi_distributed.cluster.hosts import Cluster, find_cluster, name_source
 from gaudi_distributed.devices.habana import ScaleOut, check_hcl_config, hccl_environment, hcl_config
 from gaudi_distributed.devices.machine import (
-    Binding,
-    choose_binding,
+    Cores,
     count_cores,
+    deal_cores,
     describe_jemalloc,
     preload_jemalloc,
     read_sockets,
 )
 from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgramError
-from gaudi_distributed.launch.containers import Container
 from gaudi_distributed.launch.flags import Options
 from gaudi_distributed.launch.presets import Accelerator, Preset, find_preset
 from gaudi_distributed.launch.processes import (
@@ -187,19 +186,20 @@ def choose_ssh(port: int | None, config: str | None, source: str, environ: Mappi
     return Ssh(port or int(set_port or default), config)
 
 
-def choose_cores(options: Options, cluster: Cluster) -> Binding:
+def choose_cores(options: Options, cluster: Cluster) -> tuple[Cores, ...]:
     """Return the cores of each rank: the number of the flag, or an equal share of this machine's."""
     sockets = read_sockets()
     asked = options.cores_per_rank
-    binding = choose_binding(sockets, cluster.most_slots, asked)
-    if asked is not None and asked > binding.cores:
+    rank_cores = deal_cores(sockets, cluster.most_slots, asked)
+    each = len(rank_cores[0]) if rank_cores else 0
+    if asked is not None and asked > each:
         raise ConfigurationError(
-            f"--cores_per_rank {asked}: this machine has {count_cores(sockets)} cores, {binding.cores} for each of "
+            f"--cores_per_rank {asked}: this machine has {count_cores(sockets)} cores, {each} for each of "
             f"{cluster.most_slots} ranks",
             flag="--cores_per_rank",
             remedy="give no more",
         )
-    return binding
+    return rank_cores
 
 
 def choose_variables(
@@ -227,14 +227,12 @@ def choose_variables(
     return variables, {}
 
 
-def choose_jemalloc(
-    options: Options, container: Container | None, environ: Mapping[str, str]
-) -> tuple[str, dict[str, str]]:
-    """Return a line about jemalloc, and the variable that preloads it."""
+def choose_jemalloc(options: Options, image: str | None, environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """Return a line about jemalloc, and the variable that preloads it; `image` is that of a container, if any."""
     if not options.jemalloc:
         return "jemalloc: not used, by --no_jemalloc", {}
-    if container is not None:
-        return f"jemalloc: not used, for what this machine has is not inside {container.image}", {}
+    if image is not None:
+        return f"jemalloc: not used, for what this machine has is not inside {image}", {}
     variables = preload_jemalloc(environ)
     if variables:
         return f"jemalloc: used, by LD_PRELOAD={variables['LD_PRELOAD']}", variables

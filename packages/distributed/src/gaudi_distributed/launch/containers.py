@@ -5,16 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
 
 from gaudi_distributed.errors import FlagError
+from gaudi_distributed.launch.flags import ContainerKind, Options
 from gaudi_distributed.launch.presets import Accelerator, load_presets
 from gaudi_distributed.launch.processes import LaunchPlan, Process
-
-ContainerKind = Literal["none", "docker", "singularity"]
-CONTAINER_KINDS: tuple[ContainerKind, ...] = get_args(ContainerKind)
 
 # What names files of this machine, and would be wrong inside; Singularity sets the first two anew by itself.
 _OUTER = frozenset({"LD_LIBRARY_PATH", "PATH"})
@@ -27,45 +23,32 @@ _IMAGE = re.compile(r"(?:[a-z]{2,12}://)?[A-Za-z0-9./_][A-Za-z0-9./_:@+-]{0,254}
 _MOUNT = re.compile(r"/[^:,\n\r]*:/[^:,\n\r]*(?::r[ow])?")
 
 
-@dataclass(frozen=True)
-class Container:
-    """A container: its image, and what it sees of this machine.
+def check_image(image: str) -> None:
+    """Raise FlagError for what does not look like the name of an image, or its file."""
+    if _IMAGE.fullmatch(image) is None:
+        raise FlagError(
+            f"--image {image!r}: is not an image",
+            flag="--image",
+            remedy="write one like registry/name:tag, or a file's path",
+        )
 
-    Attributes:
-        kind: what runs it.
-        image: its name, or of Singularity its file.
-        mounts: like "/data:/data:ro".
-        folder: working folder inside.
 
-    Raises:
-        FlagError: the image or a mount does not look like one.
-    """
-
-    kind: ContainerKind
-    image: str
-    mounts: tuple[str, ...] = ()
-    folder: str | None = None
-
-    def __post_init__(self) -> None:
-        if _IMAGE.fullmatch(self.image) is None:
+def check_container(image: str, options: Options) -> None:
+    """Raise FlagError for an image, a mount or a working folder that does not look like one."""
+    check_image(image)
+    for mount in options.mount:
+        if _MOUNT.fullmatch(mount) is None or not mount.isprintable():
             raise FlagError(
-                f"--image {self.image!r}: is not an image",
-                flag="--image",
-                remedy="write one like registry/name:tag, or a file's path",
+                f"--mount {mount!r}: is not a mount",
+                flag="--mount",
+                remedy="write it like /here:/inside or /here:/inside:ro",
             )
-        for mount in self.mounts:
-            if _MOUNT.fullmatch(mount) is None or not mount.isprintable():
-                raise FlagError(
-                    f"--mount {mount!r}: is not a mount",
-                    flag="--mount",
-                    remedy="write it like /here:/inside or /here:/inside:ro",
-                )
-        if self.folder is not None and not self.folder.startswith("/"):
-            raise FlagError(
-                f"--workdir {self.folder!r}: is not an absolute path",
-                flag="--workdir",
-                remedy="give the path inside the image",
-            )
+    if options.workdir is not None and not options.workdir.startswith("/"):
+        raise FlagError(
+            f"--workdir {options.workdir!r}: is not an absolute path",
+            flag="--workdir",
+            remedy="give the path inside the image",
+        )
 
 
 def choose_image(kind: ContainerKind, accelerator: Accelerator, command: Sequence[str]) -> str:
@@ -108,21 +91,21 @@ def choose_inside(kind: ContainerKind, forwarded: Sequence[str]) -> tuple[str, .
     return tuple(name for name in forwarded if name not in outside)
 
 
-def wrap_singularity(container: Container, accelerator: Accelerator, command: Sequence[str]) -> tuple[str, ...]:
+def wrap_singularity(image: str, options: Options, accelerator: Accelerator, command: Sequence[str]) -> tuple[str, ...]:
     """Return the command inside Singularity, as each rank starts it."""
     return (
         *("singularity", "exec"),
         *(("--nv",) if accelerator == "gpu" else ()),
         *(("--bind", "/dev,/sys") if accelerator == "hpu" else ()),
-        *(word for mount in container.mounts for word in ("--bind", mount)),
-        *(() if container.folder is None else ("--pwd", container.folder)),
-        container.image,
+        *(word for mount in options.mount for word in ("--bind", mount)),
+        *(() if options.workdir is None else ("--pwd", options.workdir)),
+        image,
         *command,
     )
 
 
 def plan_docker(
-    container: Container, accelerator: Accelerator, plan: LaunchPlan, inner: Sequence[str], user: str
+    image: str, options: Options, accelerator: Accelerator, plan: LaunchPlan, inner: Sequence[str], user: str
 ) -> list[Process]:
     """Return the `docker run` whose container runs `inner`, gaudi-run with all the ranks of this machine.
 
@@ -140,10 +123,10 @@ def plan_docker(
         *("--user", user, "--env", "HOME=/tmp"),
         *devices,
         *(word for name in plan.forwarded for word in ("--env", name)),
-        *(word for mount in container.mounts for word in ("--volume", mount)),
-        *(() if container.folder is None else ("--workdir", container.folder)),
-        container.image,
+        *(word for mount in options.mount for word in ("--volume", mount)),
+        *(() if options.workdir is None else ("--workdir", options.workdir)),
+        image,
         *inner,
     )
-    name = f"ranks 0 to {plan.cluster.size - 1} in {container.image}"
+    name = f"ranks 0 to {plan.cluster.size - 1} in {image}"
     return [Process(name, argv, {}, plan.list_forwarded(is_here=True))]

@@ -7,15 +7,16 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn, get_args
 
 from gaudi_distributed.cluster.hosts import FIRST_PORT
 from gaudi_distributed.devices.habana import SCALE_OUTS, ScaleOut
 from gaudi_distributed.errors import FlagError
-from gaudi_distributed.launch.containers import CONTAINER_KINDS, ContainerKind
 from gaudi_distributed.launch.presets import ACCELERATORS, Accelerator, describe_presets
 from gaudi_distributed.launch.processes import BACKENDS, Backend
 
+ContainerKind = Literal["none", "docker", "singularity"]
+CONTAINER_KINDS: tuple[ContainerKind, ...] = get_args(ContainerKind)
 PROGRAM = "gaudi-run"
 # Subcommands as the first word, elsewhere programs like any.
 DOCTOR, INSTALL_HOROVOD, STATUS = "doctor", "install-horovod", "status"

@@ -17,15 +17,14 @@ from gaudi_distributed.devices.machine import LOOPBACK, find_local_hosts, own_ad
 from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgramError, UnsafeError
 from gaudi_distributed.launch import choices, guard
 from gaudi_distributed.launch.containers import (
-    CONTAINER_KINDS,
-    Container,
+    check_container,
     choose_image,
     choose_inside,
     lane_of,
     plan_docker,
     wrap_singularity,
 )
-from gaudi_distributed.launch.flags import PROGRAM, Options, without_flags
+from gaudi_distributed.launch.flags import CONTAINER_KINDS, PROGRAM, Options, without_flags
 from gaudi_distributed.launch.presets import Preset
 from gaudi_distributed.launch.processes import (
     Backend,
@@ -100,11 +99,11 @@ def plan_launch(options: Options, environ: Mapping[str, str]) -> Launch:
     refuse_ranks(environ)
     find_working_folder()
     preset, command = choices.choose_preset(options)
-    container = _make_container(options, preset, command)
+    image = _choose_image(options, preset, command)
     cluster, source = choices.choose_cluster(options, preset, environ)
     backend, about_backend = choices.choose_backend(options, preset, environ, cluster.size)
     variables, files = choices.choose_variables(options, preset, cluster, environ)
-    note, preloaded = choices.choose_jemalloc(options, container, environ)
+    note, preloaded = choices.choose_jemalloc(options, image, environ)
     local_hosts = find_local_hosts(cluster)
     engine: Engine = "multi_worker" if backend == "multi_worker" else "horovod"
     engine = "single" if cluster.size == 1 else engine
@@ -114,7 +113,7 @@ def plan_launch(options: Options, environ: Mapping[str, str]) -> Launch:
         backend=backend,
         environment={ENGINE_VARIABLE: engine, **variables, **preloaded},
         forwarded=choose_inside(options.container, choose_forwarded(environ, options.forward)),
-        binding=choices.choose_cores(options, cluster),
+        rank_cores=choices.choose_cores(options, cluster),
         local_hosts=local_hosts,
         ssh=choices.choose_ssh(options.ssh_port, options.ssh_config, source, environ),
         interface=choices.choose_interface(options.interface, environ),
@@ -129,16 +128,17 @@ def plan_launch(options: Options, environ: Mapping[str, str]) -> Launch:
     )
     plan = replace(plan, kept=choose_local(environ, ssh=not plan.is_local))
     notes = [_summarize(plan), *filter(None, (about_backend,)), note]
-    if container is not None and container.kind == "docker":
-        return _plan_docker(plan, container, options, preset, notes, files)
-    if container is not None:
-        plan = replace(plan, command=wrap_singularity(container, choices.choose_accelerator(options, preset), command))
+    if image is not None and options.container == "docker":
+        return _plan_docker(plan, image, options, preset, notes, files)
+    if image is not None:
+        accelerator = choices.choose_accelerator(options, preset)
+        plan = replace(plan, command=wrap_singularity(image, options, accelerator, command))
     return _plan_ranks(plan, options, environ, notes, files)
 
 
 def _plan_docker(
     plan: LaunchPlan,
-    container: Container,
+    image: str,
     options: Options,
     preset: Preset | None,
     notes: Sequence[str],
@@ -152,7 +152,7 @@ def _plan_docker(
         )
     inner = (PROGRAM, *without_flags(options.words, _OUTSIDE), *options.command)
     user = f"{os.geteuid()}:{os.getegid()}"
-    processes = plan_docker(container, choices.choose_accelerator(options, preset), plan, inner, user)
+    processes = plan_docker(image, options, choices.choose_accelerator(options, preset), plan, inner, user)
     return Launch(plan, tuple(processes), LOOPBACK, tuple(notes), files, watches_ranks=False)
 
 
@@ -186,8 +186,8 @@ def _note_errors(options: Options, notes: list[str]) -> Iterator[None]:
         notes.append(f"it would not run here: {error}")
 
 
-def _make_container(options: Options, preset: Preset | None, command: Sequence[str]) -> Container | None:
-    """Return the container, if any; FlagError if flags of containers are given without one."""
+def _choose_image(options: Options, preset: Preset | None, command: Sequence[str]) -> str | None:
+    """Return the image of the container, if any; FlagError if flags of containers are given without one."""
     if options.container == "none":
         if options.image or options.mount or options.workdir:
             raise FlagError("--image, --mount and --workdir go with --container docker or singularity", flag="--image")
@@ -202,13 +202,14 @@ def _make_container(options: Options, preset: Preset | None, command: Sequence[s
                 "--image"
             ),
         )
-    return Container(options.container, image, options.mount, options.workdir)
+    check_container(image, options)
+    return image
 
 
 def _summarize(plan: LaunchPlan) -> str:
     ranks = "1 rank" if plan.cluster.size == 1 else f"{plan.cluster.size} ranks"
     hosts = ", ".join(join_port(host.name, host.slots) for host in plan.cluster.hosts)
-    cores = plan.binding.cores
+    cores = plan.cores_per_rank
     bound = "not bound to cores" if cores == 0 else f"bound to {cores} {'core' if cores == 1 else 'cores'} each"
     return f"{ranks} on {hosts} by {plan.backend}, {bound}"
 

@@ -15,7 +15,7 @@ from gaudi_distributed.cluster.hosts import Cluster, RankAssignment, is_ipv6
 from gaudi_distributed.cluster.rank_info import write_tf_config
 from gaudi_distributed.cluster.rendezvous import ADDRESS, PORT, WORKER
 from gaudi_distributed.comm.opening import ENGINE_VARIABLE
-from gaudi_distributed.devices.machine import MPI_FOLDERS, Binding
+from gaudi_distributed.devices.machine import MPI_FOLDERS, Cores
 from gaudi_distributed.errors import ConfigurationError, HostNotReachedError, MissingProgramError
 from gaudi_distributed.failure.coordinator import COORDINATOR, TOKEN
 from gaudi_distributed.failure.messages import JOIN
@@ -82,7 +82,7 @@ class LaunchPlan:
         environment: variables that are set for every rank.
         forwarded: names of variables that go from here to every rank.
         kept: names of further variables that processes on this machine keep.
-        binding: cores of each rank.
+        rank_cores: physical cores of each local rank; none: ranks are not bound.
         local_hosts: names of the hosts that are this machine.
         ssh: how other hosts are reached.
         interface: network interface, or subnet, between the hosts.
@@ -102,7 +102,7 @@ class LaunchPlan:
     environment: Mapping[str, str] = field(default_factory=dict)
     forwarded: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
-    binding: Binding = field(default_factory=lambda: Binding(0))
+    rank_cores: tuple[Cores, ...] = ()
     local_hosts: frozenset[str] = frozenset({"localhost"})
     ssh: Ssh = field(default_factory=Ssh)
     interface: str | None = None
@@ -114,6 +114,11 @@ class LaunchPlan:
     max_restarts: int = 0
     is_root: bool = False
     guard: tuple[str, ...] = ("python3", "-m", "gaudi_distributed.launch.guard")
+
+    @property
+    def cores_per_rank(self) -> int:
+        """Return the physical cores of a rank; 0: ranks are not bound."""
+        return len(self.rank_cores[0]) if self.rank_cores else 0
 
     @property
     def is_local(self) -> bool:
@@ -223,7 +228,7 @@ def plan_multi_worker(plan: LaunchPlan) -> list[Process]:
 def _plan(
     plan: LaunchPlan, variables: Callable[[RankAssignment], Mapping[str, str]], made: tuple[str, ...] = ()
 ) -> list[Process]:
-    bound = plan.binding.processors
+    bound = [tuple(sorted(number for core in cores for number in core)) for cores in plan.rank_cores]
     processes = []
     for assigned in plan.cluster.assign_ranks():
         host = assigned.host
@@ -279,8 +284,8 @@ def plan_openmpi(plan: LaunchPlan) -> list[Process]:
         raise ConfigurationError(
             "an argument is ':', with which mpirun begins another program", remedy="use --backend gloo"
         )
-    binding = ["--bind-to", "core", "--map-by", f"socket:PE={plan.binding.cores}"]
-    if plan.binding.cores == 0:
+    binding = ["--bind-to", "core", "--map-by", f"socket:PE={plan.cores_per_rank}"]
+    if plan.cores_per_rank == 0:
         binding = ["--bind-to", "none", "--map-by", "slot", "--oversubscribe"]
         # Ranks that share a core must not spin while they wait for each other.
         binding += ["--mca", "mpi_yield_when_idle", "1"]

@@ -7,14 +7,13 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
 from gaudi_distributed.cluster.hosts import Cluster, Host, write_file
 from gaudi_distributed.errors import ConfigurationError, FlagError
 from gaudi_distributed.launch import choices
-from gaudi_distributed.launch.containers import Container
+from gaudi_distributed.launch.containers import check_image
 from gaudi_distributed.launch.experiments import list_experiments, load_series
 from gaudi_distributed.launch.flags import PROGRAM, Options, without_flags
 from gaudi_distributed.launch.planning import choose_forwarded
@@ -57,23 +56,14 @@ def make_job_file(options: Options, environ: Mapping[str, str]) -> str:
         return write_slurm_script(options, environ, name, hosts, slots, accelerator)
     if options.container != "none" or options.workdir or options.image is None:
         raise FlagError("--mpijob: needs --image, and neither --container nor --workdir", flag="--mpijob")
-    Container("docker", options.image)  # is checked by being made
-    pod = Pod(
-        options.image,
-        mounts=tuple(map(parse_mount, options.mount)),
-        shared_memory=options.job_shm,
-        huge_pages=options.job_hugepages,
-        memory=options.job_memory,
-        cpus=options.job_cpus,
-        ssh_folder=options.job_ssh or IMAGE_SSH,
-        ssh_port=options.ssh_port,
-    )
+    check_image(options.image)
+    check_pod(options)
     cluster = Cluster(tuple(Host(f"worker-{number}", slots) for number in range(hosts)))
     # Cores of the launcher's pod say nothing of the workers'.
     dropped = (*_JOB, "--image", "--mount", "--cores_per_rank", "--ssh_port", *(f"--{name}" for name in _POD))
-    flags = ("--cores_per_rank", str(options.cores_per_rank or 0), "--ssh_port", str(pod.port))
+    flags = ("--cores_per_rank", str(options.cores_per_rank or 0), "--ssh_port", str(choose_ssh_port(options)))
     inner = (PROGRAM, *flags, *without_flags(options.words, dropped), *options.command)
-    return write_mpi_job(name, cluster, pod, accelerator, inner)
+    return write_mpi_job(options, name, cluster, accelerator, inner)
 
 
 def write_job_file(options: Options, environ: Mapping[str, str]) -> None:
@@ -183,65 +173,38 @@ _GAUDI_MEMORY_GIB, _GAUDI_HUGE_PAGES_MIB = 51, 2640
 Mount: TypeAlias = "tuple[dict[str, Any], dict[str, Any]]"
 
 
-@dataclass(frozen=True)
-class Pod:
-    """The resources of a worker's pod, besides its devices.
-
-    Attributes:
-        image: that it runs.
-        mounts: its volumes.
-        shared_memory: size of /dev/shm, like "8Gi"; None: 1 GiB for each rank.
-        huge_pages: huge pages of 2 MiB, like "21120Mi"; None: with Gaudis what they need, else none.
-        memory: limit, like "409Gi", which the shared memory counts to; None: with Gaudis what they need, else none.
-        cpus: limit; None: none.
-        ssh_folder: where the operator mounts the job's keys.
-        ssh_port: where the workers' sshd listens; None: that of the images of containers/, or 22 for root.
-
-    Raises:
-        FlagError: a value is not of its form, or two contradict each other.
-    """
-
-    image: str
-    mounts: tuple[Mount, ...] = ()
-    shared_memory: str | None = None
-    huge_pages: str | None = None
-    memory: str | None = None
-    cpus: int | None = None
-    ssh_folder: str = IMAGE_SSH
-    ssh_port: int | None = None
-
-    def __post_init__(self) -> None:
-        if not self.ssh_folder.startswith("/") or not self.ssh_folder.isprintable():
-            raise FlagError(
-                f"--job_ssh {self.ssh_folder!r}: is not an absolute path",
-                flag="--job_ssh",
-                remedy=f"give the path inside the image, like {ROOT_SSH}",
-            )
-        paths = [PurePosixPath(mount["mountPath"]) for _, mount in self.mounts]
-        for path in paths:
-            taken = [*map(PurePosixPath, (*_RESERVED, self.ssh_folder))]
-            if path in taken or paths.count(path) > 1:
-                raise FlagError(f"--mount {path}: is taken already", flag="--mount", remedy="mount it elsewhere")
-        shared, memory = (
-            parse_size(*each) for each in (("--job_shm", self.shared_memory), ("--job_memory", self.memory))
+def check_pod(options: Options) -> None:
+    """Raise FlagError for a flag of the worker's pod that is not of its form, or contradicts another."""
+    paths = [PurePosixPath(parse_mount(text)[1]["mountPath"]) for text in options.mount]
+    ssh_folder = options.job_ssh or IMAGE_SSH
+    if not ssh_folder.startswith("/") or not ssh_folder.isprintable():
+        raise FlagError(
+            f"--job_ssh {ssh_folder!r}: is not an absolute path",
+            flag="--job_ssh",
+            remedy=f"give the path inside the image, like {ROOT_SSH}",
         )
-        if shared and memory and shared > memory:
-            raise FlagError(
-                f"--job_shm {self.shared_memory}: counts to --job_memory {self.memory}",
-                flag="--job_shm",
-                remedy="give less",
-            )
-        if parse_size("--job_hugepages", self.huge_pages) % (2 << 20):
-            raise FlagError(
-                f"--job_hugepages {self.huge_pages}: is not a multiple of 2Mi",
-                flag="--job_hugepages",
-                remedy="round it up",
-            )
+    for path in paths:
+        taken = [*map(PurePosixPath, (*_RESERVED, ssh_folder))]
+        if path in taken or paths.count(path) > 1:
+            raise FlagError(f"--mount {path}: is taken already", flag="--mount", remedy="mount it elsewhere")
+    shared, memory = parse_size("--job_shm", options.job_shm), parse_size("--job_memory", options.job_memory)
+    if shared and memory and shared > memory:
+        raise FlagError(
+            f"--job_shm {options.job_shm}: counts to --job_memory {options.job_memory}",
+            flag="--job_shm",
+            remedy="give less",
+        )
+    if parse_size("--job_hugepages", options.job_hugepages) % (2 << 20):
+        raise FlagError(
+            f"--job_hugepages {options.job_hugepages}: is not a multiple of 2Mi",
+            flag="--job_hugepages",
+            remedy="round it up",
+        )
 
-    @property
-    def port(self) -> int:
-        """Return the port of the workers' sshd."""
-        return self.ssh_port or (22 if self.ssh_folder == ROOT_SSH else IMAGE_SSH_PORT)
+
+def choose_ssh_port(options: Options) -> int:
+    """Choose the port of the workers' sshd: that of the flag, else of the images of containers/, or 22 for root."""
+    return options.ssh_port or (22 if options.job_ssh == ROOT_SSH else IMAGE_SSH_PORT)
 
 
 def parse_size(flag: str, text: str | None) -> int:
@@ -274,17 +237,17 @@ def parse_mount(text: str) -> Mount:
     return {"persistentVolumeClaim": {"claimName": source, **read_only}}, mount
 
 
-def write_mpi_job(name: str, cluster: Cluster, pod: Pod, accelerator: Accelerator, inner: Sequence[str]) -> str:
+def write_mpi_job(options: Options, name: str, cluster: Cluster, accelerator: Accelerator, inner: Sequence[str]) -> str:
     """Return the manifest: a worker for each host with its devices, and a launcher whose command is `inner`.
 
     The launcher is created when the sshd of every worker answers. In the images of containers/ the key of a host is the
     key of the job, which the operator mounts into all of its pods; other images have host keys and ssh_known_hosts of
     their own.
     """
-    limits = choose_limits(pod, cluster.most_slots, accelerator)
+    limits = choose_limits(options, cluster.most_slots, accelerator)
     launcher = {
         "name": "launcher",
-        "image": pod.image,
+        "image": options.image,
         # Kubernetes reads $(NAME) in a command, and $$ as a dollar.
         "command": [word.replace("$", "$$") for word in inner],
         **_limit({name: limit for name, limit in {"cpu": "1", "memory": "2Gi"}.items() if name in limits}),
@@ -295,24 +258,26 @@ def write_mpi_job(name: str, cluster: Cluster, pod: Pod, accelerator: Accelerato
         "metadata": {"name": name},
         "spec": {
             "slotsPerWorker": cluster.most_slots,
-            "sshAuthMountPath": pod.ssh_folder,
+            "sshAuthMountPath": options.job_ssh or IMAGE_SSH,
             "launcherCreationPolicy": "WaitForWorkersReady",
             "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0},
             "mpiReplicaSpecs": {
                 "Launcher": _replicas(1, {"containers": [launcher]}),
-                "Worker": _replicas(len(cluster.hosts), describe_worker(pod, limits, cluster.most_slots, accelerator)),
+                "Worker": _replicas(
+                    len(cluster.hosts), describe_worker(options, limits, cluster.most_slots, accelerator)
+                ),
             },
         },
     }
     return json.dumps(manifest, indent=2) + "\n"
 
 
-def choose_limits(pod: Pod, slots: int, accelerator: Accelerator) -> dict[str, str | int]:
+def choose_limits(options: Options, slots: int, accelerator: Accelerator) -> dict[str, str | int]:
     """Return the limits of a worker, by resource, for its number of ranks; requests are the same unless given."""
     is_gaudi = accelerator == "hpu"
-    huge_pages = pod.huge_pages or (f"{_GAUDI_HUGE_PAGES_MIB * slots}Mi" if is_gaudi else None)
-    memory = pod.memory or (f"{_GAUDI_MEMORY_GIB * slots}Gi" if is_gaudi else None)
-    if huge_pages and not memory and pod.cpus is None:
+    huge_pages = options.job_hugepages or (f"{_GAUDI_HUGE_PAGES_MIB * slots}Mi" if is_gaudi else None)
+    memory = options.job_memory or (f"{_GAUDI_MEMORY_GIB * slots}Gi" if is_gaudi else None)
+    if huge_pages and not memory and options.job_cpus is None:
         raise FlagError(
             "--job_hugepages: Kubernetes gives them to pods with a limit",
             flag="--job_hugepages",
@@ -321,31 +286,33 @@ def choose_limits(pod: Pod, slots: int, accelerator: Accelerator) -> dict[str, s
     resource = _RESOURCES.get(accelerator)
     limits: dict[str, str | int | None] = {
         **({} if resource is None else {resource: slots}),
-        "cpu": None if pod.cpus is None else str(pod.cpus),
+        "cpu": None if options.job_cpus is None else str(options.job_cpus),
         "memory": memory,
         "hugepages-2Mi": huge_pages,
     }
     return {name: limit for name, limit in limits.items() if limit is not None}
 
 
-def describe_worker(pod: Pod, limits: Mapping[str, str | int], slots: int, accelerator: Accelerator) -> dict[str, Any]:
+def describe_worker(
+    options: Options, limits: Mapping[str, str | int], slots: int, accelerator: Accelerator
+) -> dict[str, Any]:
     """Return the specification of a worker's pod."""
     # Docker's and containerd's /dev/shm has 64 MB, in which ranks of one host do not fit.
-    memory = {"medium": "Memory", "sizeLimit": pod.shared_memory or f"{slots}Gi"}
+    memory = {"medium": "Memory", "sizeLimit": options.job_shm or f"{slots}Gi"}
     volumes: list[dict[str, Any]] = [{"name": "shared-memory", "emptyDir": memory}]
     mounts: list[dict[str, Any]] = [{"name": "shared-memory", "mountPath": _SHARED_MEMORY}]
     if "hugepages-2Mi" in limits:
         volumes.append({"name": "huge-pages", "emptyDir": {"medium": "HugePages-2Mi"}})
         mounts.append({"name": "huge-pages", "mountPath": _HUGE_PAGES})
-    for number, (volume, mount) in enumerate(pod.mounts):
+    for number, (volume, mount) in enumerate(map(parse_mount, options.mount)):
         volumes.append({"name": f"mount-{number}", **volume})
         mounts.append({"name": f"mount-{number}", **mount})
     container = {
         "name": "worker",
-        "image": pod.image,
+        "image": options.image,
         # Without a command the operator starts root's sshd.
-        **({} if pod.ssh_folder == ROOT_SSH else {"command": [*_IMAGE_SSHD, str(pod.port)]}),
-        "readinessProbe": {"tcpSocket": {"port": pod.port}, "periodSeconds": 2},
+        **({} if options.job_ssh == ROOT_SSH else {"command": [*_IMAGE_SSHD, str(choose_ssh_port(options))]}),
+        "readinessProbe": {"tcpSocket": {"port": choose_ssh_port(options)}, "periodSeconds": 2},
         **_limit(limits),
         # The vendor's library sets priorities.
         **({"securityContext": {"capabilities": {"add": ["SYS_NICE"]}}} if accelerator == "hpu" else {}),

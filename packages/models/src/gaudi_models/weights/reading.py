@@ -26,7 +26,7 @@ from gaudi_models.weights.names import translate_names
 from gaudi_models.weights.pickles import read_numpy_pickle
 from gaudi_models.weights.tensorflow_files import HDF5_MAGIC, find_checkpoint, read_hdf5, read_tensorflow_checkpoint
 from gaudi_models.weights.torch_files import LEGACY_MAGIC, read_torch_archive, read_torch_pickles
-from gaudi_ops.files import open_regular_file, read_file, read_text
+from gaudi_ops.files import hash_file, open_regular_file, read_file, read_text
 
 TENSORS = "state.safetensors"
 MANIFEST = "manifest.json"
@@ -173,11 +173,7 @@ def _read_own_checkpoint(folder: Path) -> RawWeights:
         raise WeightsError("is damaged", path=folder / MANIFEST, remedy="use another checkpoint")
     if not (folder / TENSORS).is_file():
         raise WeightsError(f"has no {TENSORS}", path=folder, remedy="use another checkpoint")
-    with open_regular_file(folder / TENSORS) as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-    if manifest["sha256"][TENSORS] != digest.hexdigest():
+    if manifest["sha256"][TENSORS] != hash_file(folder / TENSORS):
         raise WeightsError(
             "does not have the SHA-256 in its manifest", path=folder / TENSORS, remedy="use another checkpoint"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gaudi_apps.inference.media import keep_if_it_fits
+from gaudi_apps.training.application import keep_if_it_fits
 from gaudi_datasets.memory import SHARE_OF_FREE_MEMORY, measure_free_memory
 from gaudi_datasets.sampling import InputOptions
 
