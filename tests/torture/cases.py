@@ -8,7 +8,8 @@ A case is written as `PROGRAM STATE FAULT [FAULT]`, and the same text repeats it
     EIO@17 ENOSPC@17 EINTR@17 ...           that call fails; ENOSPC+17: and all after it
     read-EIO@17 read-short@17 ...           the 17th call that reads
     short@17 delay@17 clock-86400@17        it does half, comes late, or time is set back then
-    limit-FSIZE=9000 limit-AS=2e9           a limit of resources
+    limit-FSIZE=9000                        a limit of resources
+    memory=40                               it may add so many MiB of addresses to those that it starts with
     tmpfs=50                                a disk of as many KiB
     twice twice@17                          two at once; one waits at that call until the other has gone on
 
@@ -67,12 +68,14 @@ class Reference:
         calls: numbers of kinds of its calls that change files, in their order.
         reads: how many calls read.
         seconds: from its start to its end.
+        grown: bytes of addresses that it adds.
     """
 
     results: Results
     calls: tuple[int, ...]
     reads: int
     seconds: float
+    grown: int = 0
 
 
 @dataclass
@@ -116,7 +119,7 @@ def prepare(program: Program, folder: Path) -> Reference:
     if difference := compare(results, program.collect(folder / "again")):
         raise RuntimeError(f"{program.name}: two undisturbed runs differ: {difference}")
     shutil.rmtree(folder / "again")
-    reference = Reference(results, calls, second.calls, max(first.seconds, 0.1))
+    reference = Reference(results, calls, second.calls, max(first.seconds, 0.1), first.grown)
     (folder / "reference.json").write_text(json.dumps(asdict(reference)))
     return reference
 
@@ -124,7 +127,7 @@ def prepare(program: Program, folder: Path) -> Reference:
 def load_reference(folder: Path) -> Reference:
     """Read what `prepare` wrote, maybe in another process."""
     values = json.loads((folder / "reference.json").read_text())
-    return Reference(values["results"], tuple(values["calls"]), values["reads"], values["seconds"])
+    return Reference(values["results"], tuple(values["calls"]), values["reads"], values["seconds"], values["grown"])
 
 
 def _in_fork(make: Any) -> None:
@@ -203,9 +206,12 @@ def draw_running(reference: Reference, chance: random.Random) -> str:
         return f"{chance.choice(ERRORS[reference.calls[nth - 1]])}@{nth}"
     if roll < 0.8:
         return f"{chance.choice(('ENOSPC', 'EROFS', 'EIO'))}+{nth}"
-    if roll < 0.9:
+    if roll < 0.88:
         action = chance.choice(("read-EIO", "read-EINTR", "read-short"))
         return f"{action}@{chance.randrange(max(reference.reads, 1)) + 1}"
+    if roll < 0.93:
+        most = max(reference.grown >> 20, 2)
+        return f"memory={max(2, most // 100, round(most ** chance.random()))}"
     return chance.choice(
         (f"delay@{nth}", f"clock-{chance.choice((1, 3600, 864000, 10**9))}@{nth}",
          f"limit-FSIZE={chance.choice((100, 1000, 5000, 20000, 100000))}", f"tmpfs={chance.choice((40, 80, 200, 600))}")
@@ -255,6 +261,8 @@ def damage(folder: Path, fault: str, states: Path) -> bool:
 
 def read_running(fault: str, reference: Reference) -> Disturbance:
     """Return the disturbance that a fault while running means."""
+    if fault.startswith("memory="):
+        return Disturbance(memory=int(fault.partition("=")[2]) << 20)
     if fault.startswith("limit-"):
         name, _, number = fault.removeprefix("limit-").partition("=")
         return Disturbance(limits={getattr(resource, f"RLIMIT_{name}"): int(float(number))})
@@ -399,9 +407,11 @@ class Case:
 
     def _check_end(self, ended: Ended, signals: set[int]) -> None:
         """See that a program ended as it may: done, with a named error, or by the signal that it got."""
-        is_early = bool(signals - {signal.SIGKILL, signal.SIGHUP})  # before its own code runs
+        is_early = bool(signals & {signal.SIGTERM, signal.SIGINT})  # before its own code runs
         if ended.status is None:
             self.wrong.append("hangs")
+        elif is_starved(ended):
+            return
         elif "Traceback (most recent call last)" in ended.err + ended.out and not is_early:
             self.wrong.append(f"traceback: {_last_line(ended)}")
         elif ended.status == 0 or -ended.status in signals or is_early:
@@ -490,9 +500,14 @@ def _allow_signals(disturbance: Disturbance, saves: bool) -> set[int]:
         sent = int(disturbance.spoiled.action.partition(":")[2])
     is_early = disturbance.moment is not None and disturbance.moment.seconds < 0.5
     allowed = {sent} & {signal.SIGKILL, *(() if saves else (signal.SIGHUP,))} | ({sent} if is_early else set())
-    if resource.RLIMIT_AS in disturbance.limits:
-        allowed |= {signal.SIGABRT, signal.SIGSEGV, signal.SIGKILL}
+    if disturbance.memory:  # libraries in C++ abort where there is none
+        allowed |= {signal.SIGABRT, signal.SIGSEGV, signal.SIGTRAP, signal.SIGILL, signal.SIGBUS}
     return {int(each) for each in allowed}
+
+
+def is_starved(ended: Ended) -> bool:
+    """Tell whether the C library ended a program, which it does where a thread's own variables find no memory."""
+    return ended.status == 127 and "cannot allocate memory for thread-local data" in ended.err
 
 
 def _is_named(name: str, text: str) -> bool:

@@ -342,7 +342,10 @@ RESNET_FLAGS = (
     *("--lr_schedule", "constant", "--base_learning_rate", "0.1", "--log_steps", "1", "--train_epochs", "2"),
     *("--deterministic",),
 )
-TENSORFLOW = ("tensorflow", "gaudi_ops.tf.keras_api", "gaudi_apps.training.run", "gaudi_apps.runtime.session")
+TENSORFLOW = (
+    *("tensorflow", "gaudi_ops.tf.keras_api", "gaudi_apps.training.run", "gaudi_apps.runtime.session"),
+    *("gaudi_models.ssd", "gaudi_models.classifiers", "gaudi_apps.detection.detector"),
+)
 
 PROGRAMS = {
     program.name: program
