@@ -101,7 +101,7 @@ def _run(
         return Findings([outcome], seconds=time.monotonic() - began, prepared=prepared - began)
     end = prepared + 60 * options.minutes
     known = set(json.loads(options.known.read_text())) if options.known else None
-    kept = report / "inputs"
+    kept, readers = report / "inputs", options.targets or list(targets.TARGETS)
     kept.mkdir(parents=True, exist_ok=True)
 
     def work_off(worker: int, write: Callable[[Any], None]) -> None:
@@ -110,7 +110,7 @@ def _run(
         for number in range(worker, 10**9, options.jobs):
             if time.monotonic() > end or (work / "stop").exists():
                 return
-            for result in do_job(number, options.seed, kinds, references, work, folder, kept):
+            for result in do_job(number, options.seed, kinds, references, work, folder, kept, readers):
                 write(result)
                 if known is not None and list_notes(result) - known:
                     (work / "stop").touch()
@@ -149,6 +149,7 @@ def do_job(
     work: Path,
     folder: Path,
     kept: Path,
+    readers: Sequence[str],
 ) -> Iterator[dict[str, Any]]:
     """Do a job, which its number and the seed decide; yield what it found."""
     chance = random.Random(f"{seed} {number}")
@@ -156,7 +157,7 @@ def do_job(
     if kind not in kinds:
         kind = chance.choice(list(kinds))
     if kind == "inputs":
-        name = chance.choice(list(targets.TARGETS))
+        name = chance.choice(readers)
         yield {"tried": try_batch(name, chance.randrange(2**32), folder / "inputs", kept)}
     elif kind == "power":
         for outcome in power.draw(chance, folder / "power"):

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import io
 import json
-import logging
 import runpy
-import socket
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
@@ -18,7 +15,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
-from tests.torture import mutations, programs
+from tests.torture import members, mutations, programs
 
 LONGEST_TEXT = 400  # characters of an error
 
@@ -362,66 +359,6 @@ def read_protocol(folder: Path) -> None:
         decode_message((folder / "line").read_bytes())
 
 
-TOKEN = "t" * 32  # in an input; that of the coordinator takes its place
-
-
-def make_coordinator(folder: Path) -> st.SearchStrategy[bytes]:
-    from gaudi_distributed.failure import messages
-
-    hello = messages.encode_message(messages.Hello(TOKEN, 1, "host"))
-    further = [
-        messages.encode_message(message)
-        for message in (messages.State(3, "step", 7), messages.Failed(70, "text", True), messages.Left(0, ""))
-    ]
-    (folder / "lines").write_bytes(hello)
-    changed = st.one_of(*(mutations.of_json(json.loads(line)) for line in (hello, *further)))
-    first = st.just(hello.rstrip()) | mutations.of_json(json.loads(hello))
-    lines = st.builds(lambda *parts: b"\n".join((*parts, b"")), first, changed, changed)
-    return st.one_of(lines, lines, mutations.change_bytes(hello + b"".join(further)))
-
-
-def read_coordinator(folder: Path) -> None:
-    """Say lines to a coordinator that listens, beside a rank that is there; what it does not foresee it would log."""
-    from gaudi_distributed.failure import messages
-    from gaudi_distributed.failure.coordinator import Coordinator
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            unforeseen.append(record)
-
-    unforeseen, handler, brisk = list[logging.LogRecord](), Handler(), messages.Timeouts(heartbeat_seconds=0.05)
-    logging.getLogger("asyncio").addHandler(handler)
-    try:
-        with (
-            Coordinator(2, timeouts=brisk) as coordinator,
-            connect(coordinator.port) as member,
-            connect(coordinator.port) as other,
-        ):
-            member.sendall(messages.encode_message(messages.Hello(coordinator.token, 0, "host")))
-            member.recv(4096)
-            said = (folder / "lines").read_bytes().replace(TOKEN.encode(), coordinator.token.encode())
-            with contextlib.suppress(ConnectionError):  # it has hung up
-                other.sendall(said)
-                other.shutdown(socket.SHUT_WR)
-                while other.recv(4096):
-                    pass
-            if coordinator.cause is not None and coordinator.token.encode() not in said:
-                raise RuntimeError("a stranger ended the run")
-            with contextlib.suppress(BlockingIOError):  # nothing to say
-                if not member.recv(4096, socket.MSG_DONTWAIT):
-                    raise RuntimeError("a rank is dropped")
-        gc.collect(0)  # asyncio tells of an exception once its task is gone
-        if unforeseen:
-            raise RuntimeError("asyncio tells of an exception")
-    finally:
-        logging.getLogger("asyncio").removeHandler(handler)
-
-
-def connect(port: int) -> socket.socket:
-    """Connect to a coordinator."""
-    return socket.create_connection(("127.0.0.1", port), timeout=10)
-
-
 @contextlib.contextmanager
 def refused_by(kind: type[Exception]) -> Iterator[None]:
     """Take the error of a parser as the refusal that it is."""
@@ -454,6 +391,7 @@ TARGETS = {
         Target("png", "image", make_png, read_image),
         Target("hosts", "hosts", make_hosts, read_hosts),
         Target("protocol", "line", make_protocol, read_protocol),
-        Target("coordinator", "lines", make_coordinator, read_coordinator),
+        Target("coordinator", "lines", members.make_coordinator, members.read_coordinator),
+        Target("member", "lines", members.make_member, members.read_member),
     )
 }
