@@ -27,6 +27,7 @@ import resource
 import shutil
 import signal
 import subprocess
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ class Reference:
         reads: how many calls read.
         seconds: from its start to its end.
         grown: bytes of addresses that it adds.
+        groups: number of the first call of each group: of those that follow each other on one file or draft.
     """
 
     results: Results
@@ -76,6 +78,12 @@ class Reference:
     reads: int
     seconds: float
     grown: int = 0
+    groups: tuple[int, ...] = (1,)
+
+    def draw_call(self, chance: random.Random) -> int:
+        """Draw a call: first a group, so that a single write counts as much as the many of a large file."""
+        place = chance.randrange(len(self.groups))
+        return chance.randrange(self.groups[place], (*self.groups, len(self.calls) + 1)[place + 1])
 
 
 @dataclass
@@ -101,15 +109,16 @@ def prepare(program: Program, folder: Path) -> Reference:
     log = folder / "log"
     first = Running(program.main, program.argv, folder / "done", log=log).wait()
     _require_done(program, first)
-    calls = tuple(call.kind for call in shim.read_log(log))
+    logged = list(shim.read_log(log))
+    calls, groups = tuple(call.kind for call in logged), list_groups(logged)
     log.unlink()
     results = program.collect(folder / "done")
     if results["left"]:
         raise RuntimeError(f"{program.name}: leaves {results['left'][:3]} undisturbed")
     _require_done(program, Running(program.main, program.argv, folder / "other").wait())
-    # Stopped after about half of its work.
+    # Stopped after about half of its work, which is where half of its files were begun.
     shutil.copytree(folder / "begin", folder / "half", symlinks=True)
-    kill = Disturbance(shim.Spoiled(max(1, len(calls) * 6 // 10), f"signal:{signal.SIGKILL:d}"))
+    kill = Disturbance(shim.Spoiled(groups[len(groups) * 11 // 20], f"signal:{signal.SIGKILL:d}"))
     Running(program.main, program.argv, folder / "half", kill).wait()
     # A second one, whose reads are counted, in another folder.
     shutil.copytree(folder / "begin", folder / "again", symlinks=True)
@@ -119,15 +128,22 @@ def prepare(program: Program, folder: Path) -> Reference:
     if difference := compare(results, program.collect(folder / "again")):
         raise RuntimeError(f"{program.name}: two undisturbed runs differ: {difference}")
     shutil.rmtree(folder / "again")
-    reference = Reference(results, calls, second.calls, max(first.seconds, 0.1), first.grown)
+    reference = Reference(results, calls, second.calls, max(first.seconds, 0.1), first.grown, groups)
     (folder / "reference.json").write_text(json.dumps(asdict(reference)))
     return reference
+
+
+def list_groups(calls: Sequence[shim.Call]) -> tuple[int, ...]:
+    """Return the number, from 1, of the first call of each group of calls on one file, draft or folder of drafts."""
+    names = [re.sub(r"unfinished\b.*", "unfinished", call.path) for call in calls]
+    return tuple(place for place, name in enumerate(names, 1) if place == 1 or name != names[place - 2])
 
 
 def load_reference(folder: Path) -> Reference:
     """Read what `prepare` wrote, maybe in another process."""
     values = json.loads((folder / "reference.json").read_text())
-    return Reference(values["results"], tuple(values["calls"]), values["reads"], values["seconds"], values["grown"])
+    lists = {name: tuple(values[name]) for name in ("calls", "groups")}
+    return Reference(**{**values, **lists})
 
 
 def _in_fork(make: Any) -> None:
@@ -183,7 +199,7 @@ def draw_case(program: Program, reference: Reference, states: Path, chance: rand
     elif roll < 0.92:
         words = [
             chance.choice(("begin", "half")),
-            chance.choice(("twice", f"twice@{chance.randrange(len(reference.calls)) + 1}")),
+            chance.choice(("twice", f"twice@{reference.draw_call(chance)}")),
         ]
     else:
         second = draw_running(reference, chance) if chance.random() < 0.5 else draw_damage(states / "half", chance)
@@ -196,12 +212,13 @@ def draw_case(program: Program, reference: Reference, states: Path, chance: rand
 
 def draw_running(reference: Reference, chance: random.Random) -> str:
     """Draw a fault while a program runs."""
-    nth = chance.randrange(len(reference.calls)) + 1
+    nth = reference.draw_call(chance)
     roll = chance.random()
+    name = chance.choice(("kill", "kill", *SIGNALS))  # after which nothing is tidied up
     if roll < 0.3:
-        return f"{chance.choice(list(SIGNALS))}@{nth}"
+        return f"{name}@{nth}"
     if roll < 0.4:
-        return f"{chance.choice(list(SIGNALS))}~{chance.uniform(0.02, 0.98):.2f}"
+        return f"{name}~{chance.uniform(0.02, 0.98):.2f}"
     if roll < 0.7:
         return f"{chance.choice(ERRORS[reference.calls[nth - 1]])}@{nth}"
     if roll < 0.8:

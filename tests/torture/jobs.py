@@ -92,6 +92,9 @@ def _run(
     began: float,
 ) -> Findings:
     _prepare(names, work, options.jobs)
+    for name in names:
+        running.import_noted(work / "states" / name / "modules")
+    running.freeze()
     prepared = time.monotonic()
     references = {name: cases.load_reference(work / "states" / name) for name in names}
     if is_power:
@@ -246,6 +249,7 @@ def repeat_input(name: str, path: str, work: Path) -> int:
     """Read one input that was kept, and print what becomes of it."""
     target = targets.TARGETS[name]
     target.make(work)
+    target.read(work)  # the good one, by which another content is known
     (work / target.name_in).write_bytes(Path(path).read_bytes())
     state, what = inputs.judge(target.read, work)
     print(f"{name}: {state} {what}")

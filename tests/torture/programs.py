@@ -318,23 +318,15 @@ def run_ranks(argv: Sequence[str]) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     spread = (
-        "--np",
-        "2",
-        "--backend",
-        "gloo",
-        "--cores_per_rank",
-        "0",
-        "--first_port",
-        str(port),
-        "--forward",
-        "TORTURE",
+        *("--np", "2", "--backend", "multi_worker", "--cores_per_rank", "0", "--first_port", str(port)),
+        *("--forward", "TORTURE"),
     )
     cli.main([*spread, "--", sys.executable, str(APPS / "small_ssd.py"), *argv])
 
 
 SERVED, PORT = "TORTURE_SERVED", "TORTURE_PORT"
 SSD_FLAGS = (
-    *("--data_dir", "records", "--model_dir", "run", "--batch_size", "2", "--steps", "6", "--dtype", "fp32"),
+    *("--data_dir", "records", "--model_dir", "run", "--batch_size", "4", "--steps", "6", "--dtype", "fp32"),
     *("--lr_warmup_steps", "2", "--save_checkpoints_steps", "2", "--deterministic"),
 )
 RESNET_FLAGS = (
@@ -440,12 +432,11 @@ PROGRAMS = {
         Program(
             "ranks",
             run_ranks,
-            SSD_FLAGS,
+            (*SSD_FLAGS, "--distribution_strategy", "multi_worker"),
             make_records,
             collect_run,
             ("records",),
             ("run",),
-            needs="horovod",
             minutes=10,
             saves=True,
         ),

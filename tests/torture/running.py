@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib
 import os
 import random
 import re
@@ -202,9 +203,24 @@ def _become(
             sys.stderr.flush()
         except OSError:
             status = 120
+        _note_modules(folder.with_name("modules"))
         shim.note_growth(control, _read_addresses("VmPeak") - before)
     finally:
         os._exit(status)
+
+
+def _note_modules(path: Path) -> None:
+    """Note the modules that a program imported, for `import_noted`, once."""
+    with contextlib.suppress(FileExistsError), path.open("x") as file:
+        file.write("\n".join(name for name, module in list(sys.modules.items()) if module is not None))
+
+
+def import_noted(path: Path) -> None:
+    """Import what a program imported while it ran, so that its next forks have it."""
+    for name in path.read_text().splitlines() if path.exists() else ():
+        if name not in sys.modules and name.partition(".")[0] != "__main__":
+            with contextlib.suppress(Exception):  # not all can be imported by their names
+                importlib.import_module(name)
 
 
 def _read_addresses(name: str) -> int:

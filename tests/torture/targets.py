@@ -34,7 +34,7 @@ class Target:
     name: str
     name_in: str
     make: Callable[[Path], st.SearchStrategy[bytes]]
-    read: Callable[[Path], None]
+    read: Callable[[Path], Any]
 
 
 def make_coco(folder: Path) -> st.SearchStrategy[bytes]:
@@ -129,12 +129,29 @@ def make_shard(folder: Path) -> st.SearchStrategy[bytes]:
     return mutations.change_bytes(records[0]).map(frame) | mutations.change_bytes(content)
 
 
-def read_records(folder: Path) -> None:
+def make_sealed_shard(folder: Path) -> st.SearchStrategy[bytes]:
+    programs.make_records(folder)
+    return mutations.change_bytes((folder / "records" / "train-00000-of-00002.tfrecord").read_bytes())
+
+
+def read_records(folder: Path) -> list[Any]:
     from gaudi_datasets.detection.sources import RecordSource
 
     source = RecordSource(folder / "records", "train")
-    for index in range(len(source)):
-        source.read(index)
+    return [source.read(index) for index in range(len(source))]
+
+
+def read_sealed_records(folder: Path) -> None:
+    require_same("records", repr(read_records(folder)))
+
+
+_good: dict[str, Any] = {}
+
+
+def require_same(name: str, content: Any) -> None:
+    """Refuse to take a file that has a checksum where it holds something else than the good one, which came first."""
+    if _good.setdefault(name, content) != content:
+        raise RuntimeError("another content is taken")
 
 
 def make_checkpoint(folder: Path) -> st.SearchStrategy[bytes]:
@@ -155,6 +172,26 @@ def read_checkpoint(folder: Path) -> None:
     checkpoint = CheckpointFolder(folder / "run" / "checkpoints").load_newest()
     checkpoint.run_state  # noqa: B018 - read
     checkpoint.model_config  # noqa: B018
+
+
+def make_sealed_checkpoint(folder: Path) -> st.SearchStrategy[bytes]:
+    make_checkpoint(folder)
+    content = (folder / "run" / "checkpoints" / "step-00000004" / "manifest.json").read_bytes()
+    return mutations.of_json(json.loads(content)) | mutations.change_bytes(content)
+
+
+def make_sealed_tensors(folder: Path) -> st.SearchStrategy[bytes]:
+    make_checkpoint(folder)
+    content = (folder / "run" / "checkpoints" / "step-00000004" / "state.safetensors").read_bytes()
+    return mutations.change_safetensors(content) | mutations.change_bytes(content)
+
+
+def read_sealed_checkpoint(folder: Path) -> None:
+    from gaudi_apps.training.checkpoint import CheckpointFolder
+
+    found = CheckpointFolder(folder / "run" / "checkpoints").load_newest()
+    tensors = {name: (value.dtype.str, value.shape, value.tobytes()) for name, value in found.tensors.items()}
+    require_same("checkpoint", (found.step, dict(found.metadata), tensors))
 
 
 def make_run_file(folder: Path) -> st.SearchStrategy[bytes]:
@@ -376,9 +413,22 @@ TARGETS = {
         Target("voc", "Annotations/1.xml", make_voc, read_voc),
         Target("yolo", "data.yaml", make_yolo, read_yolo),
         Target("yolo_labels", "labels/train/1.txt", make_yolo_labels, read_yolo),
-        Target("manifest", "records/train.json", make_manifest, read_records),
+        Target("manifest", "records/train.json", make_manifest, read_sealed_records),
+        Target("shard", "records/train-00000-of-00002.tfrecord", make_sealed_shard, read_sealed_records),
         Target("records", "records/train-00000-of-00002.tfrecord", make_shard, read_records),
         Target("checkpoint", "run/checkpoints/step-00000004/manifest.json", make_checkpoint, read_checkpoint),
+        Target(
+            "sealed_checkpoint",
+            "run/checkpoints/step-00000004/manifest.json",
+            make_sealed_checkpoint,
+            read_sealed_checkpoint,
+        ),
+        Target(
+            "sealed_tensors",
+            "run/checkpoints/step-00000004/state.safetensors",
+            make_sealed_tensors,
+            read_sealed_checkpoint,
+        ),
         Target("run_file", "run/run.json", make_run_file, read_run_file),
         Target("history", "history.jsonl", make_history, read_history),
         Target("safetensors", "weights", make_safetensors, read_weights),
