@@ -128,13 +128,17 @@ def prepare(program: Program, folder: Path) -> Reference:
     if difference := compare(results, program.collect(folder / "again")):
         raise RuntimeError(f"{program.name}: two undisturbed runs differ: {difference}")
     shutil.rmtree(folder / "again")
-    reference = Reference(results, calls, second.calls, max(first.seconds, 0.1), first.grown, groups)
+    reference = Reference(
+        results, calls, second.calls, max(first.seconds, 0.1), max(first.grown, program.memory << 20), groups
+    )
     (folder / "reference.json").write_text(json.dumps(asdict(reference)))
     return reference
 
 
 def list_groups(calls: Sequence[shim.Call]) -> tuple[int, ...]:
     """Return the number, from 1, of the first call of each group of calls on one file, draft or folder of drafts."""
+    if not calls:
+        return (1,)
     names = [re.sub(r"unfinished\b.*", "unfinished", call.path) for call in calls]
     return tuple(place for place, name in enumerate(names, 1) if place == 1 or name != names[place - 2])
 
@@ -196,7 +200,7 @@ def draw_case(program: Program, reference: Reference, states: Path, chance: rand
     elif roll < 0.85:
         state = chance.choice(("begin", "half", "half", "done"))
         words = [state, draw_damage(states / state, chance)]
-    elif roll < 0.92:
+    elif roll < 0.92 and reference.calls:
         words = [
             chance.choice(("begin", "half")),
             chance.choice(("twice", f"twice@{reference.draw_call(chance)}")),
@@ -212,8 +216,10 @@ def draw_case(program: Program, reference: Reference, states: Path, chance: rand
 
 def draw_running(reference: Reference, chance: random.Random) -> str:
     """Draw a fault while a program runs."""
-    nth = reference.draw_call(chance)
-    roll = chance.random()
+    if reference.calls:
+        nth, roll = reference.draw_call(chance), chance.random()
+    else:  # it changes no files
+        nth, roll = 1, chance.choice((0.35, 0.85, 0.9))
     name = chance.choice(("kill", "kill", *SIGNALS))  # after which nothing is tidied up
     if roll < 0.3:
         return f"{name}@{nth}"

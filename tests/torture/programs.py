@@ -21,6 +21,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+from tests.torture import serving
 
 ROOT = Path(__file__).resolve().parents[2]
 APPS = ROOT / "packages" / "apps" / "tests"
@@ -46,6 +47,7 @@ class Program:
         minutes: only in runs of at least this length.
         needs: a package that is not everywhere.
         saves: it saves what it has done when a signal ends it, a hangup, too.
+        memory: MiB of addresses that its children add, which are not measured.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Program:
     minutes: float = 0
     saves: bool = False
     needs: str = ""
+    memory: int = 0
 
 
 def make_images(folder: Path, seed: int = 0) -> None:
@@ -223,6 +226,12 @@ def make_run(folder: Path, seed: int = 0) -> None:
     """Write `run`, a training of one step, with its data. Call it in a process of its own."""
     make_records(folder, seed)
     _train(run_ssd, folder, *SSD_FLAGS, "--steps", "1", "--no_evaluate", "--seed", str(seed))
+
+
+def make_served(folder: Path, seed: int = 0) -> None:
+    """Write `run/model.safetensors`, and `photos`."""
+    make_images(folder, seed)
+    serving.make_weights(folder / "run" / "model.safetensors")
 
 
 def make_class_run(folder: Path, seed: int = 0) -> None:
@@ -399,6 +408,17 @@ PROGRAMS = {
             ("out",),
             (*TENSORFLOW, "gaudi_apps.ssd_train", "gaudi_apps.detection.application"),
             weight=2,
+        ),
+        Program(
+            "serve",
+            serving.run_serve,
+            ("serve", "--model_dir", "run/model.safetensors", "--score_threshold", "0.05", "--timeout_s", "60"),
+            make_served,
+            collect_files,
+            ("run", "photos"),
+            ("out",),
+            (*TENSORFLOW, "gaudi_apps.cli.run_commands", "gaudi_apps.inference.serving.server"),
+            memory=1000,
         ),
         Program(
             "export",
