@@ -236,7 +236,7 @@ def test_reading_numbers_needs_no_tensorflow(tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_disk_has_its_file_and_number_where_the_library_gives_neither(tmp_path: Path) -> None:
-    with pytest.raises(OSError) as caught:  # noqa: PT011 - its fields are compared
+    with pytest.raises(OSError) as caught:
         reading._read_safetensors(tmp_path)
     assert caught.value.filename == str(tmp_path)
     assert caught.value.errno == errno.EIO
