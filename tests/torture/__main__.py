@@ -34,6 +34,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn (default: 0)")
     parser.add_argument("--programs", nargs="+", metavar="P", help="only these programs, and no inputs")
     parser.add_argument("--only", nargs="+", choices=("faults", "inputs", "power"), help="only these kinds of jobs")
+    parser.add_argument("--targets", nargs="+", metavar="T", help="of inputs, only these readers")
     parser.add_argument("--jobs", type=int, default=JOBS, help=f"at a time (default: {JOBS})")
     parser.add_argument("--case", help="repeat one case")
     parser.add_argument("--input", nargs=2, metavar=("TARGET", "FILE"), help="repeat one input")

@@ -8,7 +8,8 @@ A case is written as `PROGRAM STATE FAULT [FAULT]`, and the same text repeats it
     EIO@17 ENOSPC@17 EINTR@17 ...           that call fails; ENOSPC+17: and all after it
     read-EIO@17 read-short@17 ...           the 17th call that reads
     short@17 delay@17 clock-86400@17        it does half, comes late, or time is set back then
-    limit-FSIZE=9000 limit-AS=2e9           a limit of resources
+    limit-FSIZE=9000                        a limit of resources
+    memory=40                               it may add so many MiB of addresses to those that it starts with
     tmpfs=50                                a disk of as many KiB
     twice twice@17                          two at once; one waits at that call until the other has gone on
 
@@ -26,6 +27,7 @@ import resource
 import shutil
 import signal
 import subprocess
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -67,12 +69,21 @@ class Reference:
         calls: numbers of kinds of its calls that change files, in their order.
         reads: how many calls read.
         seconds: from its start to its end.
+        grown: bytes of addresses that it adds.
+        groups: number of the first call of each group: of those that follow each other on one file or draft.
     """
 
     results: Results
     calls: tuple[int, ...]
     reads: int
     seconds: float
+    grown: int = 0
+    groups: tuple[int, ...] = (1,)
+
+    def draw_call(self, chance: random.Random) -> int:
+        """Draw a call: first a group, so that a single write counts as much as the many of a large file."""
+        place = chance.randrange(len(self.groups))
+        return chance.randrange(self.groups[place], (*self.groups, len(self.calls) + 1)[place + 1])
 
 
 @dataclass
@@ -98,15 +109,16 @@ def prepare(program: Program, folder: Path) -> Reference:
     log = folder / "log"
     first = Running(program.main, program.argv, folder / "done", log=log).wait()
     _require_done(program, first)
-    calls = tuple(call.kind for call in shim.read_log(log))
+    logged = list(shim.read_log(log))
+    calls, groups = tuple(call.kind for call in logged), list_groups(logged)
     log.unlink()
     results = program.collect(folder / "done")
     if results["left"]:
         raise RuntimeError(f"{program.name}: leaves {results['left'][:3]} undisturbed")
     _require_done(program, Running(program.main, program.argv, folder / "other").wait())
-    # Stopped after about half of its work.
+    # Stopped after about half of its work, which is where half of its files were begun.
     shutil.copytree(folder / "begin", folder / "half", symlinks=True)
-    kill = Disturbance(shim.Spoiled(max(1, len(calls) * 6 // 10), f"signal:{signal.SIGKILL:d}"))
+    kill = Disturbance(shim.Spoiled(groups[len(groups) * 11 // 20], f"signal:{signal.SIGKILL:d}"))
     Running(program.main, program.argv, folder / "half", kill).wait()
     # A second one, whose reads are counted, in another folder.
     shutil.copytree(folder / "begin", folder / "again", symlinks=True)
@@ -116,15 +128,26 @@ def prepare(program: Program, folder: Path) -> Reference:
     if difference := compare(results, program.collect(folder / "again")):
         raise RuntimeError(f"{program.name}: two undisturbed runs differ: {difference}")
     shutil.rmtree(folder / "again")
-    reference = Reference(results, calls, second.calls, max(first.seconds, 0.1))
+    reference = Reference(
+        results, calls, second.calls, max(first.seconds, 0.1), max(first.grown, program.memory << 20), groups
+    )
     (folder / "reference.json").write_text(json.dumps(asdict(reference)))
     return reference
+
+
+def list_groups(calls: Sequence[shim.Call]) -> tuple[int, ...]:
+    """Return the number, from 1, of the first call of each group of calls on one file, draft or folder of drafts."""
+    if not calls:
+        return (1,)
+    names = [re.sub(r"unfinished\b.*", "unfinished", call.path) for call in calls]
+    return tuple(place for place, name in enumerate(names, 1) if place == 1 or name != names[place - 2])
 
 
 def load_reference(folder: Path) -> Reference:
     """Read what `prepare` wrote, maybe in another process."""
     values = json.loads((folder / "reference.json").read_text())
-    return Reference(values["results"], tuple(values["calls"]), values["reads"], values["seconds"])
+    lists = {name: tuple(values[name]) for name in ("calls", "groups")}
+    return Reference(**{**values, **lists})
 
 
 def _in_fork(make: Any) -> None:
@@ -177,10 +200,10 @@ def draw_case(program: Program, reference: Reference, states: Path, chance: rand
     elif roll < 0.85:
         state = chance.choice(("begin", "half", "half", "done"))
         words = [state, draw_damage(states / state, chance)]
-    elif roll < 0.92:
+    elif roll < 0.92 and reference.calls:
         words = [
             chance.choice(("begin", "half")),
-            chance.choice(("twice", f"twice@{chance.randrange(len(reference.calls)) + 1}")),
+            chance.choice(("twice", f"twice@{reference.draw_call(chance)}")),
         ]
     else:
         second = draw_running(reference, chance) if chance.random() < 0.5 else draw_damage(states / "half", chance)
@@ -193,19 +216,25 @@ def draw_case(program: Program, reference: Reference, states: Path, chance: rand
 
 def draw_running(reference: Reference, chance: random.Random) -> str:
     """Draw a fault while a program runs."""
-    nth = chance.randrange(len(reference.calls)) + 1
-    roll = chance.random()
+    if reference.calls:
+        nth, roll = reference.draw_call(chance), chance.random()
+    else:  # it changes no files
+        nth, roll = 1, chance.choice((0.35, 0.85, 0.9))
+    name = chance.choice(("kill", "kill", *SIGNALS))  # after which nothing is tidied up
     if roll < 0.3:
-        return f"{chance.choice(list(SIGNALS))}@{nth}"
+        return f"{name}@{nth}"
     if roll < 0.4:
-        return f"{chance.choice(list(SIGNALS))}~{chance.uniform(0.02, 0.98):.2f}"
+        return f"{name}~{chance.uniform(0.02, 0.98):.2f}"
     if roll < 0.7:
         return f"{chance.choice(ERRORS[reference.calls[nth - 1]])}@{nth}"
     if roll < 0.8:
         return f"{chance.choice(('ENOSPC', 'EROFS', 'EIO'))}+{nth}"
-    if roll < 0.9:
+    if roll < 0.88:
         action = chance.choice(("read-EIO", "read-EINTR", "read-short"))
         return f"{action}@{chance.randrange(max(reference.reads, 1)) + 1}"
+    if roll < 0.93:
+        most = max(reference.grown >> 20, 2)
+        return f"memory={max(2, most // 100, round(most ** chance.random()))}"
     return chance.choice(
         (f"delay@{nth}", f"clock-{chance.choice((1, 3600, 864000, 10**9))}@{nth}",
          f"limit-FSIZE={chance.choice((100, 1000, 5000, 20000, 100000))}", f"tmpfs={chance.choice((40, 80, 200, 600))}")
@@ -255,6 +284,8 @@ def damage(folder: Path, fault: str, states: Path) -> bool:
 
 def read_running(fault: str, reference: Reference) -> Disturbance:
     """Return the disturbance that a fault while running means."""
+    if fault.startswith("memory="):
+        return Disturbance(memory=int(fault.partition("=")[2]) << 20)
     if fault.startswith("limit-"):
         name, _, number = fault.removeprefix("limit-").partition("=")
         return Disturbance(limits={getattr(resource, f"RLIMIT_{name}"): int(float(number))})
@@ -399,9 +430,11 @@ class Case:
 
     def _check_end(self, ended: Ended, signals: set[int]) -> None:
         """See that a program ended as it may: done, with a named error, or by the signal that it got."""
-        is_early = bool(signals - {signal.SIGKILL, signal.SIGHUP})  # before its own code runs
+        is_early = bool(signals & {signal.SIGTERM, signal.SIGINT})  # before its own code runs
         if ended.status is None:
             self.wrong.append("hangs")
+        elif is_starved(ended):
+            return
         elif "Traceback (most recent call last)" in ended.err + ended.out and not is_early:
             self.wrong.append(f"traceback: {_last_line(ended)}")
         elif ended.status == 0 or -ended.status in signals or is_early:
@@ -490,9 +523,14 @@ def _allow_signals(disturbance: Disturbance, saves: bool) -> set[int]:
         sent = int(disturbance.spoiled.action.partition(":")[2])
     is_early = disturbance.moment is not None and disturbance.moment.seconds < 0.5
     allowed = {sent} & {signal.SIGKILL, *(() if saves else (signal.SIGHUP,))} | ({sent} if is_early else set())
-    if resource.RLIMIT_AS in disturbance.limits:
-        allowed |= {signal.SIGABRT, signal.SIGSEGV, signal.SIGKILL}
+    if disturbance.memory:  # libraries in C++ abort where there is none
+        allowed |= {signal.SIGABRT, signal.SIGSEGV, signal.SIGTRAP, signal.SIGILL, signal.SIGBUS}
     return {int(each) for each in allowed}
+
+
+def is_starved(ended: Ended) -> bool:
+    """Tell whether the C library ended a program, which it does where a thread's own variables find no memory."""
+    return ended.status == 127 and "cannot allocate memory for thread-local data" in ended.err
 
 
 def _is_named(name: str, text: str) -> bool:

@@ -60,7 +60,7 @@ class SlowError(BaseException):
     """An input took too long."""
 
 
-def judge(read: Callable[[Path], None], folder: Path) -> tuple[str, str]:
+def judge(read: Callable[[Path], Any], folder: Path) -> tuple[str, str]:
     """Read an input; return "taken" or "refused", or "third" and what happened."""
     from gaudi_ops.program import describe_end, exit_status_of
 

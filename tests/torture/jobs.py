@@ -92,6 +92,9 @@ def _run(
     began: float,
 ) -> Findings:
     _prepare(names, work, options.jobs)
+    for name in names:
+        running.import_noted(work / "states" / name / "modules")
+    running.freeze()
     prepared = time.monotonic()
     references = {name: cases.load_reference(work / "states" / name) for name in names}
     if is_power:
@@ -101,7 +104,7 @@ def _run(
         return Findings([outcome], seconds=time.monotonic() - began, prepared=prepared - began)
     end = prepared + 60 * options.minutes
     known = set(json.loads(options.known.read_text())) if options.known else None
-    kept = report / "inputs"
+    kept, readers = report / "inputs", options.targets or list(targets.TARGETS)
     kept.mkdir(parents=True, exist_ok=True)
 
     def work_off(worker: int, write: Callable[[Any], None]) -> None:
@@ -110,7 +113,7 @@ def _run(
         for number in range(worker, 10**9, options.jobs):
             if time.monotonic() > end or (work / "stop").exists():
                 return
-            for result in do_job(number, options.seed, kinds, references, work, folder, kept):
+            for result in do_job(number, options.seed, kinds, references, work, folder, kept, readers):
                 write(result)
                 if known is not None and list_notes(result) - known:
                     (work / "stop").touch()
@@ -149,6 +152,7 @@ def do_job(
     work: Path,
     folder: Path,
     kept: Path,
+    readers: Sequence[str],
 ) -> Iterator[dict[str, Any]]:
     """Do a job, which its number and the seed decide; yield what it found."""
     chance = random.Random(f"{seed} {number}")
@@ -156,7 +160,7 @@ def do_job(
     if kind not in kinds:
         kind = chance.choice(list(kinds))
     if kind == "inputs":
-        name = chance.choice(list(targets.TARGETS))
+        name = chance.choice(readers)
         yield {"tried": try_batch(name, chance.randrange(2**32), folder / "inputs", kept)}
     elif kind == "power":
         for outcome in power.draw(chance, folder / "power"):
@@ -245,6 +249,7 @@ def repeat_input(name: str, path: str, work: Path) -> int:
     """Read one input that was kept, and print what becomes of it."""
     target = targets.TARGETS[name]
     target.make(work)
+    target.read(work)  # the good one, by which another content is known
     (work / target.name_in).write_bytes(Path(path).read_bytes())
     state, what = inputs.judge(target.read, work)
     print(f"{name}: {state} {what}")

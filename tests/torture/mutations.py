@@ -153,6 +153,27 @@ def change_lines(draw: st.DrawFn, text: str) -> bytes:
     return "\n".join(" ".join(line) for line in lines).encode("utf-8", "surrogatepass")
 
 
+def list_odd(value: Any) -> list[Any]:
+    """List odd values of the type of a value, which a check of types takes."""
+    if type(value) in (int, float):
+        return [odd for odd in (*ODD_VALUES, 255, 256, -2, 1e9, 1e10) if type(odd) in (int, float)]
+    return [odd for odd in (*ODD_VALUES, True, False, [], {}) if type(odd) is type(value)]
+
+
+@st.composite
+def change_values(draw: st.DrawFn, value: Any) -> Any:
+    """Change one or two values of a JSON value to odd ones of the same types; all else stays as it must be."""
+    value = copy.deepcopy(value)
+    for _ in range(draw(st.integers(1, 2))):
+        places = [place for place in list_places(value) if place]
+        parent, place = value, draw(st.sampled_from(places))
+        for key in place[:-1]:
+            parent = parent[key]
+        if odd := list_odd(parent[place[-1]]):
+            parent[place[-1]] = copy.deepcopy(draw(st.sampled_from(odd)))
+    return value
+
+
 def dump_json(value: Any) -> bytes:
     """Write a changed JSON value, NaN and surrogates as other programs write them."""
     return json.dumps(value).encode()
@@ -160,8 +181,8 @@ def dump_json(value: Any) -> bytes:
 
 def of_json(value: Any) -> st.SearchStrategy[bytes]:
     """Change a JSON document in its structure, and sometimes in its bytes."""
-    changed = change_json(value).map(dump_json)
-    return st.one_of(changed, changed, change_bytes(json.dumps(value).encode()))
+    changed, odd = change_json(value).map(dump_json), change_values(value).map(dump_json)
+    return st.one_of(changed, changed, odd, change_bytes(json.dumps(value).encode()))
 
 
 def of_text(text: str) -> st.SearchStrategy[bytes]:

@@ -57,11 +57,11 @@ DOCUMENTS = "datasets/src/gaudi_datasets/documents.py"
 BUGS = (
     Bug("a shard is not synced", CONVERSION, "sync_file(file)\n            write_json", "write_json", POWER),
     Bug(
-        "the note of a shard is not synced",
+        "a shard that was changed is taken",
         CONVERSION,
-        "write_json(notes[number], seal(shard))",
-        "write_json(notes[number], seal(shard), durable=False)",
-        POWER,
+        'if _checksum_file(path.with_name(noted["name"])) != noted["crc32c"]:',
+        'if not noted["crc32c"]:',
+        CONVERT,
     ),
     Bug("the plan is not synced", CONVERSION, "_PLAN, plan)", "_PLAN, plan, durable=False)", POWER),
     Bug("the manifest is not synced", CONVERSION, "path.name, document)", "path.name, document, durable=False)", POWER),
@@ -145,14 +145,14 @@ BUGS = (
         CHECKPOINT,
         "if sha256 != _sha256(path / TENSORS):",
         "if not sha256:",
-        SSD,
+        INPUTS,
     ),
     Bug(
         "the hash of the manifest is not compared",
         CHECKPOINT,
         "if content != _render(manifest):",
         "if not manifest:",
-        SSD,
+        INPUTS,
     ),
     Bug(
         "a step is counted twice",

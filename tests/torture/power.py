@@ -170,9 +170,13 @@ def draw(chance: random.Random, folder: Path) -> Iterator[cases.Outcome]:
     recorded = find_record(what, folder / what)
     for _ in range(STATES[what]):
         last = chance.randrange(len(recorded.moments))
-        synced = max(place for place in range(last + 1) if recorded.moments[place].is_sync)
-        named = chance.randint(synced, last)
+        named = chance.randint(find_synced(recorded, last), last)
         yield lose(what, last, named, chance.choice(WRITTEN), folder)
+
+
+def find_synced(recorded: Recorded, last: int) -> int:
+    """Return the last call up to a call by which all names before it are on the disk."""
+    return max(place for place in range(last + 1) if recorded.moments[place].is_sync)
 
 
 def repeat(text: str, folder: Path) -> cases.Outcome:
@@ -185,6 +189,8 @@ def repeat(text: str, folder: Path) -> cases.Outcome:
 def lose(what: str, last: int, named: int, written: str, folder: Path) -> cases.Outcome:
     """Lose the power, go on with what the disk holds, and see what comes of it."""
     recorded = find_record(what, folder / what)
+    last = min(last, len(recorded.moments) - 1)
+    named = max(named, find_synced(recorded, last))  # a case may be of a program that synced elsewhere
     # In the same place as before: a conversion knows its inputs by their paths.
     target = recorded.root.with_name("lost") if what == "checkpoints" else recorded.root
     began = time.monotonic()

@@ -21,6 +21,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+from tests.torture import serving
 
 ROOT = Path(__file__).resolve().parents[2]
 APPS = ROOT / "packages" / "apps" / "tests"
@@ -46,6 +47,7 @@ class Program:
         minutes: only in runs of at least this length.
         needs: a package that is not everywhere.
         saves: it saves what it has done when a signal ends it, a hangup, too.
+        memory: MiB of addresses that its children add, which are not measured.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Program:
     minutes: float = 0
     saves: bool = False
     needs: str = ""
+    memory: int = 0
 
 
 def make_images(folder: Path, seed: int = 0) -> None:
@@ -225,6 +228,12 @@ def make_run(folder: Path, seed: int = 0) -> None:
     _train(run_ssd, folder, *SSD_FLAGS, "--steps", "1", "--no_evaluate", "--seed", str(seed))
 
 
+def make_served(folder: Path, seed: int = 0) -> None:
+    """Write `run/model.safetensors`, and `photos`."""
+    make_images(folder, seed)
+    serving.make_weights(folder / "run" / "model.safetensors")
+
+
 def make_class_run(folder: Path, seed: int = 0) -> None:
     """Write `run`, a training of a classifier, with its data. Call it in a process of its own."""
     make_classes(folder, seed)
@@ -318,23 +327,15 @@ def run_ranks(argv: Sequence[str]) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     spread = (
-        "--np",
-        "2",
-        "--backend",
-        "gloo",
-        "--cores_per_rank",
-        "0",
-        "--first_port",
-        str(port),
-        "--forward",
-        "TORTURE",
+        *("--np", "2", "--backend", "multi_worker", "--cores_per_rank", "0", "--first_port", str(port)),
+        *("--forward", "TORTURE"),
     )
     cli.main([*spread, "--", sys.executable, str(APPS / "small_ssd.py"), *argv])
 
 
 SERVED, PORT = "TORTURE_SERVED", "TORTURE_PORT"
 SSD_FLAGS = (
-    *("--data_dir", "records", "--model_dir", "run", "--batch_size", "2", "--steps", "6", "--dtype", "fp32"),
+    *("--data_dir", "records", "--model_dir", "run", "--batch_size", "4", "--steps", "6", "--dtype", "fp32"),
     *("--lr_warmup_steps", "2", "--save_checkpoints_steps", "2", "--deterministic"),
 )
 RESNET_FLAGS = (
@@ -342,7 +343,10 @@ RESNET_FLAGS = (
     *("--lr_schedule", "constant", "--base_learning_rate", "0.1", "--log_steps", "1", "--train_epochs", "2"),
     *("--deterministic",),
 )
-TENSORFLOW = ("tensorflow", "gaudi_ops.tf.keras_api", "gaudi_apps.training.run", "gaudi_apps.runtime.session")
+TENSORFLOW = (
+    *("tensorflow", "gaudi_ops.tf.keras_api", "gaudi_apps.training.run", "gaudi_apps.runtime.session"),
+    *("gaudi_models.ssd", "gaudi_models.classifiers", "gaudi_apps.detection.detector"),
+)
 
 PROGRAMS = {
     program.name: program
@@ -406,6 +410,17 @@ PROGRAMS = {
             weight=2,
         ),
         Program(
+            "serve",
+            serving.run_serve,
+            ("serve", "--model_dir", "run/model.safetensors", "--score_threshold", "0.05", "--timeout_s", "60"),
+            make_served,
+            collect_files,
+            ("run", "photos"),
+            ("out",),
+            (*TENSORFLOW, "gaudi_apps.cli.run_commands", "gaudi_apps.inference.serving.server"),
+            memory=1000,
+        ),
+        Program(
             "export",
             run_resnet,
             (
@@ -437,12 +452,11 @@ PROGRAMS = {
         Program(
             "ranks",
             run_ranks,
-            SSD_FLAGS,
+            (*SSD_FLAGS, "--distribution_strategy", "multi_worker"),
             make_records,
             collect_run,
             ("records",),
             ("run",),
-            needs="horovod",
             minutes=10,
             saves=True,
         ),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib
 import os
 import random
+import re
 import resource
 import select
 import signal
@@ -47,11 +49,13 @@ class Disturbance:
         spoiled: a call that is spoiled.
         moment: a signal at some moment.
         limits: of resources, by their numbers in `resource`.
+        memory: bytes of addresses that it may add to those that it has at its start; 0: any number.
     """
 
     spoiled: shim.Spoiled = field(default_factory=shim.Spoiled)
     moment: Moment | None = None
     limits: dict[int, int] = field(default_factory=dict)
+    memory: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Ended:
         seconds: from start to end.
         calls: counted by the shim.
         memory: most bytes that it held.
+        grown: bytes of addresses that it added, where it ended by itself.
     """
 
     status: int | None
@@ -72,6 +77,7 @@ class Ended:
     seconds: float
     calls: int
     memory: int
+    grown: int
 
 
 class Running:
@@ -102,7 +108,7 @@ class Running:
         sys.stderr.flush()
         self.pid = os.fork()
         if not self.pid:
-            _become(main, argv, folder, self._out, self._err, setting, self._disturbance)
+            _become(main, argv, folder, self._out, self._err, self._control, setting, self._disturbance)
         self._descriptor = os.pidfd_open(self.pid)
 
     def wait(self, limit: float = LONGEST) -> Ended:
@@ -125,11 +131,11 @@ class Running:
         seconds = time.monotonic() - self._began
         os.close(self._descriptor)
         texts = [path.read_text(errors="replace") if path.exists() else "" for path in (self._out, self._err)]
-        calls = shim.count_calls(self._control)
+        calls, grown = shim.count_calls(self._control), shim.read_growth(self._control)
         for path in (self._out, self._err, self._control):
             path.unlink(missing_ok=True)
         code = None if hangs else os.waitstatus_to_exitcode(status)
-        return Ended(code, texts[0], texts[1], seconds, calls, usage.ru_maxrss * 1024)
+        return Ended(code, texts[0], texts[1], seconds, calls, usage.ru_maxrss * 1024, grown)
 
     def wait_for_stop(self, limit: float = LONGEST) -> None:
         """Wait until it has stopped or ended."""
@@ -148,7 +154,14 @@ class Running:
 
 
 def _become(
-    main: Main, argv: Sequence[str], folder: Path, out: Path, err: Path, setting: str, disturbance: Disturbance
+    main: Main,
+    argv: Sequence[str],
+    folder: Path,
+    out: Path,
+    err: Path,
+    control: Path,
+    setting: str,
+    disturbance: Disturbance,
 ) -> None:
     """Run a program in this process, which ends with it; atexit and the flush of the streams are as at a real end."""
     status = 70
@@ -167,7 +180,11 @@ def _become(
         np.random.seed()
         sys.argv = [getattr(main, "__name__", "program"), *argv]
         os.environ["XDG_CACHE_HOME"] = str(folder.with_name("cache"))  # the user's own stays as it is
-        for kind, most in disturbance.limits.items():
+        before = _read_addresses("VmSize")
+        limits = dict(disturbance.limits)
+        if disturbance.memory:
+            limits[resource.RLIMIT_AS] = before + disturbance.memory
+        for kind, most in limits.items():
             resource.setrlimit(kind, (most, most))
         shim.arm(setting)
         try:
@@ -186,8 +203,30 @@ def _become(
             sys.stderr.flush()
         except OSError:
             status = 120
+        _note_modules(folder.with_name("modules"))
+        shim.note_growth(control, _read_addresses("VmPeak") - before)
     finally:
         os._exit(status)
+
+
+def _note_modules(path: Path) -> None:
+    """Note the modules that a program imported, for `import_noted`, once."""
+    with contextlib.suppress(FileExistsError), path.open("x") as file:
+        file.write("\n".join(name for name, module in list(sys.modules.items()) if module is not None))
+
+
+def import_noted(path: Path) -> None:
+    """Import what a program imported while it ran, so that its next forks have it."""
+    for name in path.read_text().splitlines() if path.exists() else ():
+        if name not in sys.modules and name.partition(".")[0] != "__main__":
+            with contextlib.suppress(Exception):  # not all can be imported by their names
+                importlib.import_module(name)
+
+
+def _read_addresses(name: str) -> int:
+    """Return bytes of this process's addresses, now or at most so far."""
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) * 1024 if found else 0
 
 
 def freeze() -> None:

@@ -107,6 +107,18 @@ def count_calls(control: Path) -> int:
     return int.from_bytes(control.read_bytes()[:8], sys.byteorder)
 
 
+def note_growth(control: Path, size: int) -> None:
+    """Note beside the number of calls how many bytes of addresses a program added."""
+    with control.open("r+b") as file:
+        file.seek(8)
+        file.write(max(size, 0).to_bytes(8, sys.byteorder))
+
+
+def read_growth(control: Path) -> int:
+    """Return what `note_growth` noted; 0 where nothing was."""
+    return int.from_bytes(control.read_bytes()[8:16], sys.byteorder)
+
+
 def read_log(path: Path) -> Iterator[Call]:
     """Yield what was written down, in its order."""
     content = memoryview(path.read_bytes())

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import io
 import json
-import logging
 import runpy
-import socket
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
@@ -18,7 +15,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
-from tests.torture import mutations, programs
+from tests.torture import members, mutations, programs
 
 LONGEST_TEXT = 400  # characters of an error
 
@@ -37,7 +34,7 @@ class Target:
     name: str
     name_in: str
     make: Callable[[Path], st.SearchStrategy[bytes]]
-    read: Callable[[Path], None]
+    read: Callable[[Path], Any]
 
 
 def make_coco(folder: Path) -> st.SearchStrategy[bytes]:
@@ -132,12 +129,29 @@ def make_shard(folder: Path) -> st.SearchStrategy[bytes]:
     return mutations.change_bytes(records[0]).map(frame) | mutations.change_bytes(content)
 
 
-def read_records(folder: Path) -> None:
+def make_sealed_shard(folder: Path) -> st.SearchStrategy[bytes]:
+    programs.make_records(folder)
+    return mutations.change_bytes((folder / "records" / "train-00000-of-00002.tfrecord").read_bytes())
+
+
+def read_records(folder: Path) -> list[Any]:
     from gaudi_datasets.detection.sources import RecordSource
 
     source = RecordSource(folder / "records", "train")
-    for index in range(len(source)):
-        source.read(index)
+    return [source.read(index) for index in range(len(source))]
+
+
+def read_sealed_records(folder: Path) -> None:
+    require_same("records", repr(read_records(folder)))
+
+
+_good: dict[str, Any] = {}
+
+
+def require_same(name: str, content: Any) -> None:
+    """Refuse to take a file that has a checksum where it holds something else than the good one, which came first."""
+    if _good.setdefault(name, content) != content:
+        raise RuntimeError("another content is taken")
 
 
 def make_checkpoint(folder: Path) -> st.SearchStrategy[bytes]:
@@ -158,6 +172,26 @@ def read_checkpoint(folder: Path) -> None:
     checkpoint = CheckpointFolder(folder / "run" / "checkpoints").load_newest()
     checkpoint.run_state  # noqa: B018 - read
     checkpoint.model_config  # noqa: B018
+
+
+def make_sealed_checkpoint(folder: Path) -> st.SearchStrategy[bytes]:
+    make_checkpoint(folder)
+    content = (folder / "run" / "checkpoints" / "step-00000004" / "manifest.json").read_bytes()
+    return mutations.of_json(json.loads(content)) | mutations.change_bytes(content)
+
+
+def make_sealed_tensors(folder: Path) -> st.SearchStrategy[bytes]:
+    make_checkpoint(folder)
+    content = (folder / "run" / "checkpoints" / "step-00000004" / "state.safetensors").read_bytes()
+    return mutations.change_safetensors(content) | mutations.change_bytes(content)
+
+
+def read_sealed_checkpoint(folder: Path) -> None:
+    from gaudi_apps.training.checkpoint import CheckpointFolder
+
+    found = CheckpointFolder(folder / "run" / "checkpoints").load_newest()
+    tensors = {name: (value.dtype.str, value.shape, value.tobytes()) for name, value in found.tensors.items()}
+    require_same("checkpoint", (found.step, dict(found.metadata), tensors))
 
 
 def make_run_file(folder: Path) -> st.SearchStrategy[bytes]:
@@ -362,66 +396,6 @@ def read_protocol(folder: Path) -> None:
         decode_message((folder / "line").read_bytes())
 
 
-TOKEN = "t" * 32  # in an input; that of the coordinator takes its place
-
-
-def make_coordinator(folder: Path) -> st.SearchStrategy[bytes]:
-    from gaudi_distributed.failure import messages
-
-    hello = messages.encode_message(messages.Hello(TOKEN, 1, "host"))
-    further = [
-        messages.encode_message(message)
-        for message in (messages.State(3, "step", 7), messages.Failed(70, "text", True), messages.Left(0, ""))
-    ]
-    (folder / "lines").write_bytes(hello)
-    changed = st.one_of(*(mutations.of_json(json.loads(line)) for line in (hello, *further)))
-    first = st.just(hello.rstrip()) | mutations.of_json(json.loads(hello))
-    lines = st.builds(lambda *parts: b"\n".join((*parts, b"")), first, changed, changed)
-    return st.one_of(lines, lines, mutations.change_bytes(hello + b"".join(further)))
-
-
-def read_coordinator(folder: Path) -> None:
-    """Say lines to a coordinator that listens, beside a rank that is there; what it does not foresee it would log."""
-    from gaudi_distributed.failure import messages
-    from gaudi_distributed.failure.coordinator import Coordinator
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            unforeseen.append(record)
-
-    unforeseen, handler, brisk = list[logging.LogRecord](), Handler(), messages.Timeouts(heartbeat_seconds=0.05)
-    logging.getLogger("asyncio").addHandler(handler)
-    try:
-        with (
-            Coordinator(2, timeouts=brisk) as coordinator,
-            connect(coordinator.port) as member,
-            connect(coordinator.port) as other,
-        ):
-            member.sendall(messages.encode_message(messages.Hello(coordinator.token, 0, "host")))
-            member.recv(4096)
-            said = (folder / "lines").read_bytes().replace(TOKEN.encode(), coordinator.token.encode())
-            with contextlib.suppress(ConnectionError):  # it has hung up
-                other.sendall(said)
-                other.shutdown(socket.SHUT_WR)
-                while other.recv(4096):
-                    pass
-            if coordinator.cause is not None and coordinator.token.encode() not in said:
-                raise RuntimeError("a stranger ended the run")
-            with contextlib.suppress(BlockingIOError):  # nothing to say
-                if not member.recv(4096, socket.MSG_DONTWAIT):
-                    raise RuntimeError("a rank is dropped")
-        gc.collect(0)  # asyncio tells of an exception once its task is gone
-        if unforeseen:
-            raise RuntimeError("asyncio tells of an exception")
-    finally:
-        logging.getLogger("asyncio").removeHandler(handler)
-
-
-def connect(port: int) -> socket.socket:
-    """Connect to a coordinator."""
-    return socket.create_connection(("127.0.0.1", port), timeout=10)
-
-
 @contextlib.contextmanager
 def refused_by(kind: type[Exception]) -> Iterator[None]:
     """Take the error of a parser as the refusal that it is."""
@@ -439,9 +413,22 @@ TARGETS = {
         Target("voc", "Annotations/1.xml", make_voc, read_voc),
         Target("yolo", "data.yaml", make_yolo, read_yolo),
         Target("yolo_labels", "labels/train/1.txt", make_yolo_labels, read_yolo),
-        Target("manifest", "records/train.json", make_manifest, read_records),
+        Target("manifest", "records/train.json", make_manifest, read_sealed_records),
+        Target("shard", "records/train-00000-of-00002.tfrecord", make_sealed_shard, read_sealed_records),
         Target("records", "records/train-00000-of-00002.tfrecord", make_shard, read_records),
         Target("checkpoint", "run/checkpoints/step-00000004/manifest.json", make_checkpoint, read_checkpoint),
+        Target(
+            "sealed_checkpoint",
+            "run/checkpoints/step-00000004/manifest.json",
+            make_sealed_checkpoint,
+            read_sealed_checkpoint,
+        ),
+        Target(
+            "sealed_tensors",
+            "run/checkpoints/step-00000004/state.safetensors",
+            make_sealed_tensors,
+            read_sealed_checkpoint,
+        ),
         Target("run_file", "run/run.json", make_run_file, read_run_file),
         Target("history", "history.jsonl", make_history, read_history),
         Target("safetensors", "weights", make_safetensors, read_weights),
@@ -454,6 +441,7 @@ TARGETS = {
         Target("png", "image", make_png, read_image),
         Target("hosts", "hosts", make_hosts, read_hosts),
         Target("protocol", "line", make_protocol, read_protocol),
-        Target("coordinator", "lines", make_coordinator, read_coordinator),
+        Target("coordinator", "lines", members.make_coordinator, members.read_coordinator),
+        Target("member", "lines", members.make_member, members.read_member),
     )
 }

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from gaudi_models.errors import MissingWeightsError, UnsafeWeightsError, WeightsError
-from gaudi_models.weights import WeightsMetadata, read_weights
+from gaudi_models.weights import WeightsMetadata, read_weights, reading
 from gaudi_ops.files import FileError
 
 RNG = np.random.default_rng(0)
@@ -232,3 +233,10 @@ def test_reading_numbers_needs_no_tensorflow(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(sorted(OURS))
+
+
+def test_an_error_of_the_disk_has_its_file_and_number_where_the_library_gives_neither(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as caught:
+        reading._read_safetensors(tmp_path)
+    assert caught.value.filename == str(tmp_path)
+    assert caught.value.errno == errno.EIO

@@ -28,6 +28,9 @@ class DataError(GaudiError, ValueError):
         (PermissionError(errno.EACCES, "Permission denied"), 74),
         (KeyboardInterrupt(), 75),
         (ImportError("no tensorflow"), 78),
+        (MemoryError("Unable to allocate 3.00 GiB"), 74),
+        (RuntimeError("can't start new thread"), 74),
+        (RuntimeError("x"), 70),
     ],
 )
 def test_each_kind_of_error_has_its_exit_status(error: BaseException, status: int) -> None:
@@ -83,6 +86,28 @@ def test_what_main_returns_is_the_exit_status(returned: int | None, status: int)
     with pytest.raises(SystemExit) as end:
         run_program(lambda: returned, prog="prog")
     assert end.value.code == status
+
+
+@pytest.mark.slow
+def test_a_lack_of_memory_is_foreseen_whatever_library_meets_it() -> None:
+    code = """
+import resource, sys
+import {library}
+from gaudi_ops.program import run_program
+resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
+run_program(lambda: {call}, prog="train")
+"""
+    calls = {
+        "numpy": "numpy.zeros([1 << 40])",
+        "cv2": "cv2.resize(__import__('numpy').zeros([9, 9]), (32000, 32000))",
+        "tensorflow": "tensorflow.zeros([1 << 34]) + 1",
+    }
+    for library, call in calls.items():
+        command = [sys.executable, "-c", code.format(library=library, call=call)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 74, (library, done.stderr)
+        assert "not enough memory" in done.stderr
+        assert "not foreseen" not in done.stderr
 
 
 def test_an_error_of_the_system_names_its_file() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -25,14 +26,15 @@ from gaudi_distributed.failure.messages import (
 
 texts = st.text(max_size=3000)
 numbers = st.integers(-(2**53), 2**53)
+statuses = st.integers(1, 255)
 messages = st.one_of(
     st.builds(Hello, texts, numbers, texts),
-    st.builds(Timeouts, *[st.floats(0, 1e6)] * 3),
+    st.builds(Timeouts, *[st.floats(0.001, 1e9)] * 6),
     st.builds(State, numbers, texts, numbers),
-    st.builds(Failed, numbers, texts, st.booleans()),
-    st.builds(Left, numbers, texts),
+    st.builds(Failed, statuses, texts, st.booleans()),
+    st.builds(Left, st.just(0) | statuses, texts),
     st.builds(Heartbeat, st.booleans()),
-    st.builds(FailureCause, numbers, texts, numbers, texts, numbers, texts),
+    st.builds(FailureCause, numbers, texts, numbers, texts, statuses, texts),
 )
 
 
@@ -63,6 +65,13 @@ def test_anything_else_is_refused(line: bytes) -> None:
         ["Hello", {"token": "x", "rank": 10**30, "host": "a"}],
         ["Welcome", {"stall_seconds": float("nan"), "leave_seconds": 1, "heartbeat_seconds": 1}],
         ["Failed", {"status": 1, "text": None, "certain": True}],
+        ["Failed", {"status": 0, "text": "a failure that ends a run with success", "certain": True}],
+        ["Failed", {"status": 2**31, "text": "", "certain": True}],
+        ["Left", {"status": -1, "text": ""}],
+        ["End", {"rank": 0, "host": "a", "step": 1, "phase": "step", "status": 256, "text": ""}],
+        ["Welcome", {**asdict(Timeouts()), "heartbeat_seconds": 0}],
+        ["Welcome", {**asdict(Timeouts()), "stall_seconds": 1e10}],
+        ["Welcome", {**asdict(Timeouts()), "stall_seconds": 10**400}],
         ["Unknown", {}],
         [["Heartbeat"], {"stop": False}],
         ["Heartbeat", []],

@@ -24,6 +24,7 @@ EX_IOERR = 74
 EX_TEMPFAIL = 75
 EX_CONFIG = 78
 MAX_ERROR = 400  # characters of an error as it is printed
+_CV_NO_MEMORY = -4  # the code of such a cv2.error
 
 _status: TextIO | None = None  # where a line stands on a terminal that the next one replaces
 _faults: list[OSError] = []  # of standard output and standard error
@@ -91,7 +92,8 @@ def exit_on_error(prog: str, *, debug: bool = False) -> Iterator[None]:
     """Print an error that is raised within a context as one line, and leave the process with its exit status.
 
     An error with an integer `exit_status`, as every `GaudiError` has, ends the program with it; another OSError (disk
-    full, no permission) ends it with 74, an interrupt with 75, a missing module with 78, any other error with 70.
+    full, no permission) or a lack of memory ends it with 74, an interrupt with 75, a missing module with 78, any other
+    error with 70.
     SIGTERM and SIGHUP interrupt as Ctrl-C does. A reader that leaves early, as `head` does, changes nothing; output
     that could not be written for another reason ends a program with 74 that has done its work.
 
@@ -125,6 +127,8 @@ def exit_status_of(error: BaseException) -> int:
     status = getattr(error, "exit_status", None)
     if isinstance(status, int):
         return status
+    if lacks_memory(error):
+        return EX_IOERR
     statuses = {OSError: EX_IOERR, KeyboardInterrupt: EX_TEMPFAIL, ImportError: EX_CONFIG}
     return next((status for kind, status in statuses.items() if isinstance(error, kind)), EX_SOFTWARE)
 
@@ -154,6 +158,9 @@ def _describe(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     if hasattr(error, "exit_status") and lines:
         return " ".join(line.strip() for line in lines)
+    if lacks_memory(error):
+        told = f" ({lines[0]})" if lines else ""
+        return f"there is not enough memory{told}; free some, or take a smaller batch or fewer processes"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, ImportError) and lines:
@@ -163,7 +170,20 @@ def _describe(error: BaseException) -> str:
 
 def is_foreseen(error: BaseException) -> bool:
     """Return True for an error that a user can act on, so that a traceback would add nothing."""
-    return hasattr(error, "exit_status") or isinstance(error, (OSError, KeyboardInterrupt, ImportError))
+    kinds = (OSError, KeyboardInterrupt, ImportError)
+    return hasattr(error, "exit_status") or isinstance(error, kinds) or lacks_memory(error)
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether an error tells of too little memory; NumPy, TensorFlow and OpenCV each have their own."""
+    kind = type(error)
+    is_exhausted = kind.__name__ == "ResourceExhaustedError" and kind.__module__.startswith("tensorflow.")
+    is_threadless = kind is RuntimeError and str(error) == "can't start new thread"  # its stack finds no place
+    return isinstance(error, MemoryError) or is_exhausted or is_threadless or _is_cv_exhausted(error)
+
+
+def _is_cv_exhausted(error: BaseException) -> bool:
+    return type(error).__module__ == "cv2" and getattr(error, "code", None) == _CV_NO_MEMORY
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from gaudi_distributed.failure.messages import (
     Message,
     State,
     Timeouts,
+    bound_status,
     decode_message,
     encode_message,
 )
@@ -139,7 +140,7 @@ class Coordinator:
 
     def end(self, text: str, status: int) -> None:
         """End the run for a reason of the launcher's own, unless it has one already."""
-        self._call(self._detector.abort, status, text)
+        self._call(self._detector.abort, bound_status(status), text)
 
     def request_stop(self) -> None:
         """Ask all ranks to save and end."""

@@ -13,6 +13,7 @@ from gaudi_distributed.errors import ConfigurationError, MessageError
 MAX_BYTES = 65536
 MAX_TEXT = 1000
 _MAX_NUMBER = 2**53
+_MAX_SECONDS = 1e9
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class Heartbeat:
 
 
 LOST = 75
+_UNFORESEEN = 70
 CONTINUE = "the same command continues from the last checkpoint"
 
 
@@ -129,6 +131,13 @@ _KINDS: dict[str, type[Any]] = {
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
+# By the kind and the field of a message; a process cannot end with another status, nor wait for another time.
+_BOUNDS: dict[tuple[type[Any], str], tuple[float, float]] = {
+    (Failed, "status"): (1, 255),
+    (FailureCause, "status"): (1, 255),
+    (Left, "status"): (0, 255),
+    **{(Timeouts, field.name): (1e-3, _MAX_SECONDS) for field in fields(Timeouts)},
+}
 
 
 def encode_message(message: Message) -> bytes:
@@ -148,11 +157,14 @@ def decode_message(line: bytes) -> Message:
     try:
         kind, content = json.loads(line)
         parts = {
-            field.name: _checked(content.pop(field.name), _TYPES[str(field.type)]) for field in fields(_KINDS[kind])
+            field.name: _checked(
+                content.pop(field.name), _TYPES[str(field.type)], _BOUNDS.get((_KINDS[kind], field.name))
+            )
+            for field in fields(_KINDS[kind])
         }
         if type(content) is not dict or content:
             raise ValueError("has other fields")
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
         raise MessageError(f"{line[:80]!r} is not a message ({error!r})") from None
     message: Message = _KINDS[kind](**parts)
     return message
@@ -165,13 +177,20 @@ def show(text: str) -> str:
     return line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 3]}..."
 
 
-def _checked(value: object, kind: type) -> object:
+def bound_status(status: int) -> int:
+    """Return a status of an error as a process can end with it: 1 to 255, 70 in place of any other."""
+    return status if 0 < status < 256 else _UNFORESEEN
+
+
+def _checked(value: object, kind: type, bounds: tuple[float, float] | None) -> object:
     if type(value) is int and kind is float:
         value = float(value)
     if type(value) is not kind:
         raise TypeError(f"{value!r} is no {kind.__name__}")
-    if isinstance(value, (int, float)) and not -_MAX_NUMBER <= value <= _MAX_NUMBER:
-        raise ValueError("a number is too large")
+    if isinstance(value, (int, float)):
+        least, most = bounds or (-_MAX_NUMBER, _MAX_NUMBER)
+        if not least <= value <= most:
+            raise ValueError(f"{value!r} is not within {least:g} and {most:g}")
     return show(value) if isinstance(value, str) else value
 
 
@@ -203,7 +222,6 @@ def read_timeouts(environ: Mapping[str, str], size: int = 1) -> Timeouts:
     return Timeouts(stall, leave, heartbeat, join_seconds=join, start_seconds=start, first_seconds=first)
 
 
-_MAX_SECONDS = 1e9
 _MOST_HEARTBEATS = 512  # a second
 
 

@@ -29,6 +29,7 @@ from gaudi_distributed.failure.messages import (
     Left,
     State,
     Timeouts,
+    bound_status,
     decode_message,
     encode_message,
     read_timeouts,
@@ -139,6 +140,7 @@ class RankClient:
         An error of communication is not `certain`: it follows, as a rule, from the loss of another rank. The rank that
         hosts the coordinator waits until the line about what ended the run is shown.
         """
+        status = bound_status(status)
         self._send(self._state)
         self._send(Failed(status, text, certain))
         # Whether another rank is silent is known after that bound.
@@ -155,6 +157,7 @@ class RankClient:
 
         The rank that hosts the coordinator waits for the others first.
         """
+        status = status and bound_status(status)
         if self._cause is None:
             self._has_left = True
             self._send(self._state)

@@ -154,9 +154,14 @@ def _read_npz(arrays: Any) -> RawWeights:
 
 
 def _read_safetensors(path: Path) -> RawWeights:
-    with safe_open(path, framework="np") as file:
-        notes = file.metadata() or {}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+    try:
+        with safe_open(path, framework="np") as file:
+            notes = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise OSError(errno.EIO, str(error), str(path)) from None  # the library's own has neither number nor file
     metadata = None
     if (padding := _find_padding(notes)) is not None:
         classes = json.loads(notes.get("classes", "[]"))
