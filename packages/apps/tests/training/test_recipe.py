@@ -102,7 +102,7 @@ def test_a_detector_of_few_images_on_processors() -> None:
     assert values["steps"] == 546
     assert (values["batch_size"], values["base_lr"], values["lr_warmup_steps"]) == (8, 0.064, 98)
     assert (values["lr_schedule"], values["ema_decay"], values["dtype"]) == ("cosine", 0.995, "bf16")
-    assert values["zoom_in"] == 0.8
+    assert (values["zoom_in"], values["box_voting"]) == (0.8, True)
     assert (values["save_checkpoints_minutes"], values["save_checkpoints_steps"]) == (10.0, 546)
     config = replace_flags(SSDConfig(), values)
     plan = make_plan(config, 205)

@@ -137,6 +137,9 @@ class NetworkFlags:
     weights: Annotated[str | None, arg(aliases=["--resnet_checkpoint"]), fixed(per_side=True)] = None
     """File of initial weights: TensorFlow checkpoint, torchvision .pth, .npz, .pickle, .safetensors, or a checkpoint of
     this program. Weights that fit are loaded, the others are named."""
+    box_voting: Annotated[Switch, fixed()] = False
+    """Move each detected box to the mean of those of its class that overlap it by more than half, weighted by score and
+    overlap; in evaluations, predictions and exports of what is trained."""
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,7 @@ def choose_recipe(
         COSINE,
         *([] if "warmup_epochs" in given else [Choice("lr_warmup_steps", rising, _WARMUP_REASON)]),
         choose_average(steps),
+        VOTING,
         *([] if steps >= LONG_STEPS else [Choice("zoom_in", SHORT_ZOOM_IN, "few steps: crops that show most of it")]),
         *choose_evaluations(given, steps, per_epoch, validates=validates),
     ]
@@ -135,6 +136,7 @@ def choose_recipe(
     return Recipe(tuple(choices), given, notes, config.recipe.minutes)
 
 
+VOTING = Choice("box_voting", True, "the mean of overlapping boxes lies better than the best one")
 _WARMUP_REASON = f"{WARMUP_SHARE:.0%} of the steps, {MOST_WARMUP_STEPS} at most"
 NO_WEIGHTS = (
     "starts from random weights, from which a detector learns more slowly than from those of ImageNet; "
