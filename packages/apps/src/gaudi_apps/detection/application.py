@@ -137,6 +137,7 @@ class SSDApplication(Application):
             reduce_statistics=reduce_statistics,
             cross_entropy=self.config.device.cross_entropy,
             class_weights=model_config.get("class_weights"),
+            box_weight=self.config.schedule.box_weight,
             frozen=self.config.network.freeze == "backbone",
             ema_decay=self.config.run.ema_decay if averages else 0.0,
         )

@@ -157,9 +157,13 @@ class AugmentationFlags:
 
 @dataclass(frozen=True)
 class ScheduleFlags:
-    """Learning rate and weight decay. The learning rate of a run is --base_lr times the global batch / 32."""
+    """Learning rate, weight decay, and weight of a loss. The learning rate of a run is --base_lr times the global
+    batch / 32.
+    """
 
     weight_decay: WeightDecay = 5e-4
+    box_weight: Annotated[float, fixed(above=0)] = 1.0
+    """Factor of the loss of the boxes, beside that of the classes."""
     base_lr: Annotated[float, fixed(above=0, finite=False)] = 3e-3
     """Learning rate for 32 images per step."""
     lr_schedule: Annotated[Literal["piecewise", "cosine"], fixed()] = "piecewise"

@@ -71,6 +71,7 @@ class SSDTask(KerasTask):
         reduce_statistics: of batch norm, see `gaudi_models.ssd.build_ssd`.
         cross_entropy: its implementation, see `gaudi_ops.tf.ssd_loss`.
         class_weights: see `gaudi_ops.tf.ssd_loss`.
+        box_weight: likewise.
         frozen: keep the backbone as it is, see `gaudi_models.ssd.freeze_backbone`.
     """
 
@@ -87,9 +88,14 @@ class SSDTask(KerasTask):
         reduce_statistics: ReduceStatistics | None = None,
         cross_entropy: Implementation = "auto",
         class_weights: Sequence[float] | None = None,
+        box_weight: float = 1.0,
         frozen: bool = False,
     ) -> None:
-        self._loss_options: dict[str, Any] = {"implementation": cross_entropy, "class_weights": class_weights}
+        self._loss_options: dict[str, Any] = {
+            "implementation": cross_entropy,
+            "class_weights": class_weights,
+            "box_weight": box_weight,
+        }
         architecture = architecture or SSDArchitecture()
         model = build_ssd(
             num_classes,
