@@ -28,7 +28,7 @@ SIGNATURE = [
 ]
 
 
-def golden_batch() -> dict[str, npt.NDArray[Any]]:
+def golden_batch() -> dict[str, Any]:
     """Load the original's batch; rows that the file leaves out are easy background, which no loss counts."""
     images, rows = GOLDEN["images"].astype(int), GOLDEN["rows"].astype(int)
 
@@ -50,7 +50,7 @@ def golden_batch() -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def random_batch(positives: tuple[int, ...], seed: int = 0) -> dict[str, npt.NDArray[Any]]:
+def random_batch(positives: tuple[int, ...], seed: int = 0) -> dict[str, Any]:
     """Make a batch of images of 40 boxes and 5 classes, with these numbers of positives."""
     rng = np.random.default_rng(seed)
     size = len(positives)

@@ -43,9 +43,8 @@ if TYPE_CHECKING:
 
 MOMENTUM = 0.9
 SCORE_THRESHOLD = 0.05
-IOU_THRESHOLD = 0.5
+IOU_THRESHOLD = VOTING_IOU = 0.5
 DETECTIONS_PER_IMAGE = 200
-VOTING_IOU = 0.5
 
 
 def make_preprocessor(image_size: int) -> Preprocessor:
@@ -91,11 +90,8 @@ class SSDTask(KerasTask):
         box_weight: float = 1.0,
         frozen: bool = False,
     ) -> None:
-        self._loss_options: dict[str, Any] = {
-            "implementation": cross_entropy,
-            "class_weights": class_weights,
-            "box_weight": box_weight,
-        }
+        self._loss_options: dict[str, Any] = {"implementation": cross_entropy, "box_weight": box_weight}
+        self._loss_options["class_weights"] = class_weights
         architecture = architecture or SSDArchitecture()
         model = build_ssd(
             num_classes,
@@ -126,8 +122,7 @@ class Detector:
         class_names: of the labels from 1 on; needed by `predict`.
         category_ids: of these classes in COCO results; by default the labels.
         image_size: of the network's input, in pixels; needed by `predict`.
-        box_voting: move each box to the mean of those of its class that overlap it by more than half, see
-            `gaudi_ops.non_max_suppression`; a run that was trained so is loaded so.
+        box_voting: move each box to the mean of overlapping ones, see `gaudi_ops.non_max_suppression`.
     """
 
     def __init__(
@@ -143,9 +138,7 @@ class Detector:
         ids = category_ids or range(1, len(self.class_names) + 1)
         self.categories = tuple(Category(each, name) for each, name in zip(ids, class_names, strict=True))
         self._prepare = make_preprocessor(image_size)
-        self._compute = tf.function(
-            lambda images: find_boxes(model, images, box_voting), autograph=False, reduce_retracing=True
-        )
+        self._compute = tf.function(lambda x: find_boxes(model, x, box_voting), autograph=False, reduce_retracing=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, runtime: RuntimeFlag = "tensorflow") -> Detector:
@@ -287,15 +280,8 @@ class _ExportedDetector(Detector):
 def find_boxes(model: Any, images: Any, box_voting: bool = False) -> tuple[Any, Any, Any]:
     """Compute `Detector.detect` on tensors, inside a graph."""
     logits, offsets = model(images, training=False)
-    boxes, labels, scores = non_max_suppression(
-        _decode(offsets),
-        tf.nn.softmax(logits),
-        score_threshold=SCORE_THRESHOLD,
-        iou_threshold=IOU_THRESHOLD,
-        max_per_class=DETECTIONS_PER_IMAGE,
-        max_detections=DETECTIONS_PER_IMAGE,
-        voting_iou=VOTING_IOU if box_voting else None,
-    )
+    rules = {**_make_rules(box_voting), "max_per_class": DETECTIONS_PER_IMAGE}
+    boxes, labels, scores = non_max_suppression(_decode(offsets), tf.nn.softmax(logits), **rules)
     return tf.clip_by_value(boxes, 0.0, 1.0), labels, scores
 
 
@@ -329,15 +315,13 @@ def detect_combined_nms(model: Any, images: Any, box_voting: bool = False) -> tu
 def detect_by_builtins(model: Any, images: Any, box_voting: bool = False) -> tuple[Any, Any, Any]:
     """Detect as `find_boxes` does, by operations that TensorFlow Lite has."""
     logits, offsets = model(images, training=False)
-    boxes, labels, scores = suppress_by_overlaps(
-        _decode(offsets),
-        tf.nn.softmax(logits),
-        score_threshold=SCORE_THRESHOLD,
-        iou_threshold=IOU_THRESHOLD,
-        max_detections=DETECTIONS_PER_IMAGE,
-        voting_iou=VOTING_IOU if box_voting else None,
-    )
+    boxes, labels, scores = suppress_by_overlaps(_decode(offsets), tf.nn.softmax(logits), **_make_rules(box_voting))
     return tf.clip_by_value(boxes, 0.0, 1.0), labels, scores
+
+
+def _make_rules(box_voting: bool) -> dict[str, Any]:
+    rules: dict[str, Any] = {"score_threshold": SCORE_THRESHOLD, "iou_threshold": IOU_THRESHOLD}
+    return {**rules, "max_detections": DETECTIONS_PER_IMAGE, "voting_iou": VOTING_IOU if box_voting else None}
 
 
 def _decode(offsets: Any) -> Any:
@@ -378,7 +362,7 @@ def run_export(
     request = request or ExportRequest()
     kinds = list_kinds(formats, request.precisions)
     require_possible(output_dir, kinds)
-    network = DetectorExport(to_float32(model), categories, pool_padding, architecture, box_voting=box_voting)
+    network = DetectorExport(to_float32(model), categories, pool_padding, architecture, box_voting)
     metadata = {
         "step": step,
         "model": architecture.name,
@@ -416,7 +400,6 @@ class DetectorExport(ExportedNetwork):
         categories: Sequence[Category],
         pool_padding: PoolPadding = "same",
         architecture: SSDArchitecture | None = None,
-        *,
         box_voting: bool = False,
     ) -> None:
         architecture = architecture or SSDArchitecture()
