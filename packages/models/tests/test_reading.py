@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 
 from gaudi_models.errors import MissingWeightsError, UnsafeWeightsError, WeightsError
 from gaudi_models.weights import WeightsMetadata, read_weights, reading
+from gaudi_models.weights.contents import write_tensors
 from gaudi_ops.files import FileError
 
 RNG = np.random.default_rng(0)
@@ -67,6 +68,9 @@ def test_safetensors(tmp_path: Path) -> None:
     save_file(OURS, path, {"padding": "symmetric", "classes": '[{"name": "ant"}]', "image_size": "300", "model": "x"})
     check(path, OURS, "symmetric", "safetensors, our names")
     assert read_weights(path).metadata == WeightsMetadata("symmetric", ({"name": "ant"},), 300, "x")
+    voting = WeightsMetadata("symmetric", ({"name": "ant"},), 300, "x", box_voting=True)
+    write_tensors(OURS, path, metadata=voting)
+    assert read_weights(path).metadata == voting
 
 
 @pytest.mark.parametrize(
@@ -77,6 +81,7 @@ def test_safetensors(tmp_path: Path) -> None:
         {"padding": "same", "classes": "["},
         {"padding": "same", "classes": '["ant"]'},
         {"padding": "same", "image_size": "big"},
+        {"padding": "same", "box_voting": "7"},
     ],
 )
 def test_safetensors_with_wrong_notes(notes: dict[str, str], tmp_path: Path) -> None:
@@ -109,6 +114,8 @@ def test_checkpoint_of_our_own(tmp_path: Path) -> None:
     notes: dict[str, Any] = {"padding": "symmetric_stem", "model": "resnet50", "image_size": 128}
     weights = read_weights(write_checkpoint(tmp_path / "classifier", classes=[{"name": "coat"}], **notes))
     assert weights.metadata == WeightsMetadata("symmetric_stem", ({"name": "coat"},), 128, "resnet50")
+    weights = read_weights(write_checkpoint(tmp_path / "voting", pool_padding="same", box_voting=True))
+    assert weights.metadata == WeightsMetadata("same_pool", box_voting=True)
 
 
 def test_checkpoint_with_averaged_weights(tmp_path: Path) -> None:

@@ -77,3 +77,36 @@ def test_by_default_two_hundred_of_a_class_and_of_an_image_count() -> None:
     np.testing.assert_array_equal(non_max_suppression(boxes, scores, max_detections=999)[2], scores[:200, 1])
     assert len(non_max_suppression(boxes, scores, max_per_class=999)[0]) == 200
     assert len(non_max_suppression(boxes, scores, max_per_class=999, max_detections=999)[0]) == 210
+
+
+def test_kept_boxes_are_means_by_score_and_overlap() -> None:
+    """Of class 1, the second box overlaps the first by .75 and the third by .6; the fourth meets none of them."""
+    boxes = np.array([[0, 0, 4, 4], [0, 0, 4, 3], [0, 0, 4, 2.4], [5, 5, 9, 9]], np.float32)
+    scores = np.array([[0, 0.8, 0], [0, 0.4, 0.9], [0, 0.5, 0], [0, 0.3, 0]], np.float32)
+    kept, labels, values = non_max_suppression(boxes, scores, voting_iou=0.5)
+    plain = non_max_suppression(boxes, scores)
+    weights = np.array([0.8 * 0.5, 0.4 * 0.25, 0.5 * 0.1])
+    right = (weights @ [4, 3, 2.4]) / weights.sum()
+    np.testing.assert_allclose(kept, [boxes[1], [0, 0, 4, right], boxes[3]], rtol=1e-6)
+    for found, expected in zip((labels, values), plain[1:], strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_only_what_counts_votes_and_a_box_without_area_stays() -> None:
+    boxes = np.array([[0, 0, 4, 4], [0, 0, 4, 3], [0, 0, 4, 3], [7, 7, 7, 7]], np.float32)
+    scores = np.array([[0, 0.9], [0, 0.05], [0, 0.5], [0, 0.3]], np.float32)
+    kept, _, _ = non_max_suppression(boxes, scores, max_per_class=1, voting_iou=0.5)
+    np.testing.assert_array_equal(kept, boxes[:1])
+    kept, _, _ = non_max_suppression(boxes, scores, voting_iou=0.8)
+    np.testing.assert_array_equal(kept, boxes[[0, 3]])
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0.3, 0.7))
+@settings(max_examples=30, deadline=None)
+def test_an_overlap_near_the_limit_moves_a_box_by_little(seed: int, limit: float) -> None:
+    """So that another order of operations, as of an export, finds the same boxes."""
+    rng = np.random.default_rng(seed)
+    boxes = np.sort(rng.random((40, 2, 2), np.float32), axis=1).reshape(-1, 4)
+    scores = np.stack([np.zeros(40), rng.permutation(40) / 40], axis=1)
+    found, near = (non_max_suppression(boxes, scores, voting_iou=limit + shift) for shift in (0, 1e-5))
+    np.testing.assert_allclose(found[0], near[0], atol=1e-4)

@@ -119,6 +119,7 @@ def test_good_configurations_pass() -> None:
             "--mode predict",
         ),
         ({"use": {"score_threshold": -0.1}}, "--score_threshold", "in 0..1"),
+        ({"schedule": {"box_weight": 0.0}}, "--box_weight", "above 0"),
         ({"run": {"ema_decay": 1.0}}, "--ema_decay", "below 1"),
         ({"run": {"ema_decay": float("nan")}}, "--ema_decay", "finite"),
         ({"report": {"save_checkpoints_minutes": float("inf")}}, "--save_checkpoints_minutes", "finite"),

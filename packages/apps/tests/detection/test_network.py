@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from gaudi_apps.classification.classifier import Classifier
+from gaudi_apps.detection import detector
 from gaudi_apps.detection.detector import Detector, SSDTask, make_preprocessor, run_export
+from gaudi_apps.inference.predictor import read_trained
 from gaudi_apps.runtime.errors import RunChangedError
 from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_datasets.detection.coco import Category
@@ -61,6 +63,27 @@ def test_a_run_remembers_its_network(
     assert done.status == 0, done.err
 
 
+def test_a_run_remembers_that_its_boxes_vote(
+    ssd_train: Callable[..., Any], records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("--data_dir", records, "--model_dir", tmp_path / "run", *COMMON, "--backbone", "resnet18")
+    assert ssd_train(*flags, "--box_voting", "--steps", 2, "--no_evaluate").status == 0
+    assert CheckpointFolder(tmp_path / "run" / "checkpoints").load_newest().metadata["box_voting"] is True
+    votes, find_boxes = [], detector.find_boxes
+
+    def note(model: Any, images: Any, box_voting: bool) -> Any:
+        votes.append(box_voting)
+        return find_boxes(model, images, box_voting)
+
+    monkeypatch.setattr(detector, "find_boxes", note)
+    assert ssd_train(*flags, "--mode", "eval").status == 0
+    assert votes
+    assert all(votes)
+    assert read_trained(tmp_path / "run")[1].box_voting
+    done = ssd_train(*flags, "--steps", 3, "--no_evaluate")
+    assert (done.status, done.error.field) == (78, "box_voting")
+
+
 def test_parity_needs_the_network_of_the_checkpoint(
     ssd_train: Callable[..., Any], records: Path, tmp_path: Path
 ) -> None:
@@ -107,6 +130,7 @@ def test_a_classifier_is_no_detector_and_a_detector_no_classifier(tmp_path: Path
 
 @pytest.mark.slow
 def test_exports_are_of_the_network(large_task: SSDTask, noise_images: list[bytes], tmp_path: Path) -> None:
+    images = np.stack([make_preprocessor(512).from_encoded(one) for one in noise_images[:1]])
     exports = run_export(
         large_task.model,
         CATEGORIES,
@@ -116,10 +140,14 @@ def test_exports_are_of_the_network(large_task: SSDTask, noise_images: list[byte
         step=12,
         architecture=LARGE,
         pool_padding="same",
+        box_voting=True,
     )
     for path, (agreement, *_) in exports.items():
         assert agreement.is_close
         assert agreement.compared > 20
         manifest = json.loads((path / "export.json").read_text())
-        assert (manifest["model"], manifest["image_size"]) == ("ssd_resnet18", 512)
-    assert Detector.load(tmp_path / "safetensors").image_size == 512
+        assert (manifest["model"], manifest["image_size"], manifest["box_voting"]) == ("ssd_resnet18", 512, True)
+    loaded = Detector.load(tmp_path / "safetensors")
+    assert loaded.image_size == 512
+    expected = Detector(large_task.model, box_voting=True).detect(images)
+    np.testing.assert_allclose(loaded.detect(images)[0], expected[0], atol=1e-5)

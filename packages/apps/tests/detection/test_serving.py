@@ -70,14 +70,26 @@ def test_a_saved_model_names_its_classes(small_network: Callable[..., Any], tmp_
     assert not (saved / "classes.json").exists()
 
 
-def test_other_suppressions_find_the_same_detections(detector_network: Any, images: Any) -> None:
-    reference = DetectionArrays(*Detector(detector_network).detect(images))
-    found = DetectionArrays(*(output.numpy() for output in detect_combined_nms(detector_network, images)))
+@pytest.mark.parametrize("box_voting", [False, True])
+def test_other_suppressions_find_the_same_detections(detector_network: Any, images: Any, box_voting: bool) -> None:
+    reference = DetectionArrays(*Detector(detector_network, box_voting=box_voting).detect(images))
+    found = DetectionArrays(*(output.numpy() for output in detect_combined_nms(detector_network, images, box_voting)))
     assert compare_detections(reference, found).is_close
     np.testing.assert_array_equal(found.labels > 0, found.scores > 0)
-    by_builtins = DetectionArrays(*(output.numpy() for output in detect_by_builtins(detector_network, images)))
+    by_builtins = DetectionArrays(
+        *(output.numpy() for output in detect_by_builtins(detector_network, images, box_voting))
+    )
     assert compare_detections(reference, by_builtins).is_close
     np.testing.assert_array_equal(by_builtins.labels, reference.labels)
+
+
+def test_votes_move_boxes_and_keep_scores(detector_network: Any, images: Any) -> None:
+    plain, voted = (
+        DetectionArrays(*Detector(detector_network, box_voting=voting).detect(images)) for voting in (False, True)
+    )
+    np.testing.assert_array_equal(voted.labels, plain.labels)
+    np.testing.assert_array_equal(voted.scores, plain.scores)
+    assert np.abs(voted.boxes_yxyx - plain.boxes_yxyx).max() > 0.01
 
 
 @pytest.mark.slow

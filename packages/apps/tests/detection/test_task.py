@@ -81,8 +81,9 @@ def make_small(small_network: Callable[..., Any], monkeypatch: pytest.MonkeyPatc
     """Make a task with the small network."""
     monkeypatch.setattr("gaudi_apps.detection.detector.build_ssd", small_network)
 
-    def make(ema_decay: float = 0.0) -> SSDTask:
-        return SSDTask(3, keras_policy="float32", weight_decay=5e-4, communicator=SingleProcess(), ema_decay=ema_decay)
+    def make(ema_decay: float = 0.0, box_weight: float = 1.0) -> SSDTask:
+        options: dict[str, Any] = {"communicator": SingleProcess(), "ema_decay": ema_decay, "box_weight": box_weight}
+        return SSDTask(3, keras_policy="float32", weight_decay=5e-4, **options)
 
     return make
 
@@ -90,6 +91,15 @@ def make_small(small_network: Callable[..., Any], monkeypatch: pytest.MonkeyPatc
 def make_batch() -> dict[str, Any]:
     batch: dict[str, Any] = next(iter(synthetic_dataset(InputOptions(2), num_classes=3)))
     return batch
+
+
+def test_the_loss_of_the_boxes_is_weighted(make_small: Callable[..., SSDTask]) -> None:
+    batch = make_batch()
+    plain, weighted = (make_small(box_weight=weight) for weight in (1.0, 2.0))
+    weighted.write_state(plain.read_state())
+    one, other = plain.train_step(batch, 0.0), weighted.train_step(batch, 0.0)
+    assert float(other["box_loss"]) == pytest.approx(2 * float(one["box_loss"]))
+    assert float(other["loss"]) == pytest.approx(float(one["loss"] + one["box_loss"]))
 
 
 @pytest.mark.parametrize("bad", ["images", "offsets", "rate"])

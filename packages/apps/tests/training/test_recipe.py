@@ -100,21 +100,21 @@ def choose(*given_flags: str, images: int = 205, host: Host = CPU, validates: bo
 def test_a_detector_of_few_images_on_processors() -> None:
     values = {flag: value for flag, value, _ in choose(minutes=10.0).choices}
     assert values["steps"] == 546
-    assert (values["batch_size"], values["base_lr"], values["lr_warmup_steps"]) == (8, 0.064, 98)
+    assert (values["batch_size"], values["base_lr"], values["lr_warmup_steps"]) == (8, 0.096, 98)
     assert (values["lr_schedule"], values["ema_decay"], values["dtype"]) == ("cosine", 0.995, "bf16")
-    assert values["zoom_in"] == 0.8
+    assert (values["zoom_in"], values["box_weight"], values["box_voting"]) == (0.8, 2.0, True)
     assert (values["save_checkpoints_minutes"], values["save_checkpoints_steps"]) == (10.0, 546)
     config = replace_flags(SSDConfig(), values)
     plan = make_plan(config, 205)
     assert (plan.total_steps, plan.warmup_steps, plan.evaluation_steps) == (546, 98, 69)
-    assert plan.peak_learning_rate == pytest.approx(0.016)
+    assert plan.peak_learning_rate == pytest.approx(0.024)
     assert plan.warnings == ()
 
 
 def test_a_detector_without_a_time_learns_for_epochs() -> None:
     values = {flag: value for flag, value, _ in choose().choices}
     assert values["steps"] == 50 * 26
-    assert values["base_lr"] == 0.064
+    assert values["base_lr"] == 0.096
     assert "zoom_in" not in values
     assert {flag: value for flag, value, _ in choose(images=20).choices}["steps"] == 800
 
@@ -123,7 +123,7 @@ def test_a_detector_on_another_machine() -> None:
     slow = {flag: value for flag, value, _ in choose(host=Host("cpu", 2, has_bf16=False)).choices}
     assert slow["dtype"] == "fp32"
     fast = {flag: value for flag, value, _ in choose(images=5000, host=Host("gpu", 16, has_bf16=True)).choices}
-    assert (fast["batch_size"], fast["base_lr"]) == (32, 0.032)
+    assert (fast["batch_size"], fast["base_lr"]) == (32, 0.048)
 
 
 def test_fetched_weights_are_begun_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,8 +86,13 @@ def non_max_suppression(
     iou_threshold: float = 0.5,
     max_per_class: int = 200,
     max_detections: int = 200,
+    voting_iou: float | None = None,
 ) -> tuple[FloatArray, IntArray, FloatArray]:
     """Keep, for each class of one image, the best boxes that don't overlap a better one of the class.
+
+    With `voting_iou`, each kept box becomes the mean of the considered boxes of its class, weighted by their scores
+    times what their IoU with it is above this; scores stay. The weights are continuous, so rounding moves no box far.
+    Source: Gidaris and Komodakis, https://arxiv.org/abs/1505.01749, section 5.
 
     Args:
         boxes_yxyx: [boxes, 4], corners.
@@ -96,21 +101,31 @@ def non_max_suppression(
         iou_threshold: a box that overlaps a better one of its class by this or more is dropped.
         max_per_class: number of the best scores of a class that are considered.
         max_detections: largest number of detections.
+        voting_iou: from which overlap on, below 1, boxes vote on where a kept one lies; None: it stays as it is.
 
     Returns:
         boxes float32 [n, 4], labels int32 [n] from 1, scores float32 [n], best first, ties by class and then row.
     """
     boxes, values = np.asarray(boxes_yxyx, np.float32), np.asarray(scores, np.float32)
-    kept_rows, kept_labels = [], []
+    found: list[tuple[FloatArray, IntArray, FloatArray]] = [
+        (np.empty((0, 4), np.float32), np.empty(0, np.int32), np.empty(0, np.float32))
+    ]
     for label in range(1, values.shape[1]):
         candidates = np.flatnonzero(values[:, label] > score_threshold)
         best = np.argsort(-values[candidates, label], kind="stable")[:max_per_class]
-        rows = candidates[best]
-        rows = rows[_suppress(boxes[rows], iou_threshold)]
-        kept_rows.append(rows)
-        kept_labels.append(np.full(len(rows), label, np.int32))
-    rows = np.concatenate([np.empty(0, np.int64), *kept_rows])
-    labels = np.concatenate([np.empty(0, np.int32), *kept_labels])
-    order = np.argsort(-values[rows, labels], kind="stable")[:max_detections]
-    rows, labels = rows[order], labels[order]
-    return boxes[rows], labels, values[rows, labels]
+        considered = candidates[best]
+        rows = considered[_suppress(boxes[considered], iou_threshold)]
+        kept = boxes[rows]
+        if voting_iou is not None:
+            kept = _vote(kept, boxes[considered], values[considered, label], voting_iou)
+        found.append((kept, np.full(len(rows), label, np.int32), values[rows, label]))
+    kept_boxes, labels, kept_values = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    order = np.argsort(-kept_values, kind="stable")[:max_detections]
+    return kept_boxes[order], labels[order], kept_values[order]
+
+
+def _vote(kept_yxyx: FloatArray, boxes_yxyx: FloatArray, scores: FloatArray, voting_iou: float) -> FloatArray:
+    """Average boxes [n, 4] around kept ones [k, 4]; a box without an area, which overlaps none, stays."""
+    weights = scores * np.maximum(iou(kept_yxyx, boxes_yxyx) - np.float32(voting_iou), 0)
+    total = weights.sum(axis=1, keepdims=True)
+    return np.where(total > 0, weights @ boxes_yxyx / np.maximum(total, np.finfo(np.float32).tiny), kept_yxyx)

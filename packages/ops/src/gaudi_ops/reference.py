@@ -51,6 +51,7 @@ def ssd_loss(
     target_offsets: npt.ArrayLike,
     num_matched: npt.ArrayLike,
     class_weights: npt.ArrayLike | None = None,
+    box_weight: float = 1.0,
 ) -> tuple[np.float32, np.float32, np.float32]:
     """Compute the detector's loss; arguments and result as `gaudi_ops.tf.ssd_loss`, shapes [batch, boxes, ...]."""
     positive = np.asarray(classes) > 0
@@ -62,7 +63,7 @@ def ssd_loss(
     if class_weights is not None:
         entropy = np.where(positive, np.asarray(class_weights)[np.asarray(classes)], 1.0) * entropy
     class_loss = np.mean(np.where(positive | hardest, entropy, 0.0).sum(axis=1) / matched)
-    box_loss = np.mean((huber(errors).sum(axis=-1) * positive).sum(axis=1) / matched)
+    box_loss = box_weight * np.mean((huber(errors).sum(axis=-1) * positive).sum(axis=1) / matched)
     return np.float32(class_loss + box_loss), np.float32(class_loss), np.float32(box_loss)
 
 

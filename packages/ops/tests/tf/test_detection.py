@@ -126,6 +126,25 @@ def test_detections_are_the_originals() -> None:
         np.testing.assert_array_equal(result[1], 0 * NMS[name])
 
 
+@given(seeds, st.sampled_from([0.2, 0.5, 0.7]), st.sampled_from([10, 150]))
+@settings(max_examples=25, deadline=None)
+def test_votes_are_numpys(seed: int, voting_iou: float, max_detections: int) -> None:
+    """Of both forms of suppression."""
+    rng = np.random.default_rng(seed)
+    boxes = np.sort(rng.random((2, 30, 2, 2), np.float32), axis=2).reshape(2, 30, 4)
+    scores = np.array(rng.permutation(2 * 30 * 4).reshape(2, 30, 4) / 240, np.float32)  # no ties
+    options: dict[str, Any] = {"max_detections": max_detections, "score_threshold": 0.25, "voting_iou": voting_iou}
+    by_library = non_max_suppression(boxes, scores, max_per_class=max_detections, **options)
+    for results in (by_library, suppress_by_overlaps(boxes, scores, **options)):
+        for image in range(2):
+            expected = gaudi_ops.non_max_suppression(
+                boxes[image], scores[image], max_per_class=max_detections, **options
+            )
+            for result, rows in zip(results, expected, strict=True):
+                np.testing.assert_allclose(result[image, : len(rows)], rows, rtol=1e-5, atol=1e-6)
+                np.testing.assert_array_equal(result[image, len(rows) :], 0)
+
+
 @given(seeds, st.sampled_from([0.3, 0.5, 0.8]), st.sampled_from([5, 200]), st.sampled_from([10, 150]))
 @settings(max_examples=25, deadline=None)
 def test_detections_are_numpys(seed: int, threshold: float, max_per_class: int, max_detections: int) -> None:

@@ -28,7 +28,7 @@ SIGNATURE = [
 ]
 
 
-def golden_batch() -> dict[str, npt.NDArray[Any]]:
+def golden_batch() -> dict[str, Any]:
     """Load the original's batch; rows that the file leaves out are easy background, which no loss counts."""
     images, rows = GOLDEN["images"].astype(int), GOLDEN["rows"].astype(int)
 
@@ -50,7 +50,7 @@ def golden_batch() -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def random_batch(positives: tuple[int, ...], seed: int = 0) -> dict[str, npt.NDArray[Any]]:
+def random_batch(positives: tuple[int, ...], seed: int = 0) -> dict[str, Any]:
     """Make a batch of images of 40 boxes and 5 classes, with these numbers of positives."""
     rng = np.random.default_rng(seed)
     size = len(positives)
@@ -118,8 +118,19 @@ def test_classes_are_weighted_where_they_are_positive(form: Form) -> None:
 
 def test_weights_of_one_change_no_bit() -> None:
     inputs: dict[str, Any] = dict(random_batch((3, 0, 9)))
-    for one, other in zip(ssd_loss(**inputs, class_weights=[1.0] * 5), ssd_loss(**inputs), strict=True):
+    for one, other in zip(ssd_loss(**inputs, class_weights=[1.0] * 5, box_weight=1.0), ssd_loss(**inputs), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_weight_of_the_boxes_is_a_factor_of_their_loss_alone(form: Form) -> None:
+    inputs: dict[str, Any] = dict(random_batch((3, 0, 9)))
+    np.testing.assert_allclose(
+        ssd_loss(**inputs, implementation=form, box_weight=2.5), reference.ssd_loss(**inputs, box_weight=2.5), rtol=1e-5
+    )
+    plain = reference.ssd_loss(**inputs)
+    expected = [plain[1] + 2.5 * plain[2], plain[1], 2.5 * plain[2]]
+    np.testing.assert_allclose(reference.ssd_loss(**inputs, box_weight=2.5), expected, rtol=1e-6)
 
 
 def test_forms_agree() -> None:

@@ -104,6 +104,8 @@ class SSDApplication(Application):
         architecture, config = choose_architecture(self.config), data.model_config.copy()
         config["model"], config["image_size"] = architecture.name, architecture.image_size
         config["pool_padding"] = "same" if weights is None else weights.pool_padding
+        if self.config.network.box_voting:
+            config["box_voting"] = True
         return config
 
     def build_task(
@@ -135,6 +137,7 @@ class SSDApplication(Application):
             reduce_statistics=reduce_statistics,
             cross_entropy=self.config.device.cross_entropy,
             class_weights=model_config.get("class_weights"),
+            box_weight=self.config.schedule.box_weight,
             frozen=self.config.network.freeze == "backbone",
             ema_decay=self.config.run.ema_decay if averages else 0.0,
         )
@@ -159,6 +162,7 @@ class SSDApplication(Application):
             communicator,
             num_images=limit,
             max_boxes=self.config.use.max_boxes,
+            box_voting=model_config.get("box_voting", False),
         )
 
     def draw_input(self, data: TrainingData, folder: Path) -> list[Path]:
@@ -174,8 +178,10 @@ class SSDApplication(Application):
 
         def open_restored() -> OpenedDetector:
             restored = restore()
-            prepare = make_preprocessor(read_architecture(restored.model_config).image_size)
-            return OpenedDetector(Detector(restored.task.model).detect, read_categories(restored.model_config), prepare)
+            config = restored.model_config
+            prepare = make_preprocessor(read_architecture(config).image_size)
+            detector = Detector(restored.task.model, box_voting=config.get("box_voting", False))
+            return OpenedDetector(detector.detect, read_categories(config), prepare)
 
         self._predict(open_restored)
 
@@ -241,6 +247,7 @@ class SSDApplication(Application):
             step=restored.step,
             architecture=read_architecture(restored.model_config),
             pool_padding=restored.model_config.get("pool_padding", "same"),
+            box_voting=restored.model_config.get("box_voting", False),
             request=make_request(
                 self, restored, lambda: open_source(self.config, "train"), has_images=bool(has_images)
             ),

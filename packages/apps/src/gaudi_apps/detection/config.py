@@ -137,6 +137,9 @@ class NetworkFlags:
     weights: Annotated[str | None, arg(aliases=["--resnet_checkpoint"]), fixed(per_side=True)] = None
     """File of initial weights: TensorFlow checkpoint, torchvision .pth, .npz, .pickle, .safetensors, or a checkpoint of
     this program. Weights that fit are loaded, the others are named."""
+    box_voting: Annotated[Switch, fixed()] = False
+    """Move each detected box to the mean of those of its class that overlap it by more than half, weighted by score and
+    overlap; in evaluations, predictions and exports of what is trained."""
 
 
 @dataclass(frozen=True)
@@ -154,9 +157,13 @@ class AugmentationFlags:
 
 @dataclass(frozen=True)
 class ScheduleFlags:
-    """Learning rate and weight decay. The learning rate of a run is --base_lr times the global batch / 32."""
+    """Learning rate, weight decay, and weight of a loss. The learning rate of a run is --base_lr times the global
+    batch / 32.
+    """
 
     weight_decay: WeightDecay = 5e-4
+    box_weight: Annotated[float, fixed(above=0)] = 1.0
+    """Factor of the loss of the boxes, beside that of the classes."""
     base_lr: Annotated[float, fixed(above=0, finite=False)] = 3e-3
     """Learning rate for 32 images per step."""
     lr_schedule: Annotated[Literal["piecewise", "cosine"], fixed()] = "piecewise"

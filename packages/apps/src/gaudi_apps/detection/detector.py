@@ -34,7 +34,7 @@ from gaudi_models.ssd import build_ssd, freeze_backbone
 from gaudi_models.weights import WeightsMetadata
 from gaudi_ops import SSD300, SSD_SPECS
 from gaudi_ops.tf import MomentumSGD, decode_boxes, non_max_suppression, ssd_loss
-from gaudi_ops.tf.detection import suppress_by_overlaps
+from gaudi_ops.tf.detection import suppress_by_overlaps, vote_on_boxes
 from gaudi_ops.tf.losses import Implementation
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 MOMENTUM = 0.9
 SCORE_THRESHOLD = 0.05
-IOU_THRESHOLD = 0.5
+IOU_THRESHOLD = VOTING_IOU = 0.5
 DETECTIONS_PER_IMAGE = 200
 
 
@@ -70,6 +70,7 @@ class SSDTask(KerasTask):
         reduce_statistics: of batch norm, see `gaudi_models.ssd.build_ssd`.
         cross_entropy: its implementation, see `gaudi_ops.tf.ssd_loss`.
         class_weights: see `gaudi_ops.tf.ssd_loss`.
+        box_weight: likewise.
         frozen: keep the backbone as it is, see `gaudi_models.ssd.freeze_backbone`.
     """
 
@@ -86,9 +87,11 @@ class SSDTask(KerasTask):
         reduce_statistics: ReduceStatistics | None = None,
         cross_entropy: Implementation = "auto",
         class_weights: Sequence[float] | None = None,
+        box_weight: float = 1.0,
         frozen: bool = False,
     ) -> None:
-        self._loss_options: dict[str, Any] = {"implementation": cross_entropy, "class_weights": class_weights}
+        self._loss_options: dict[str, Any] = {"implementation": cross_entropy, "box_weight": box_weight}
+        self._loss_options["class_weights"] = class_weights
         architecture = architecture or SSDArchitecture()
         model = build_ssd(
             num_classes,
@@ -119,6 +122,7 @@ class Detector:
         class_names: of the labels from 1 on; needed by `predict`.
         category_ids: of these classes in COCO results; by default the labels.
         image_size: of the network's input, in pixels; needed by `predict`.
+        box_voting: move each box to the mean of overlapping ones, see `gaudi_ops.non_max_suppression`.
     """
 
     def __init__(
@@ -128,12 +132,13 @@ class Detector:
         category_ids: Sequence[int] = (),
         *,
         image_size: int = SSD300.image_size,
+        box_voting: bool = False,
     ) -> None:
         self.class_names, self.image_size = tuple(class_names), image_size
         ids = category_ids or range(1, len(self.class_names) + 1)
         self.categories = tuple(Category(each, name) for each, name in zip(ids, class_names, strict=True))
         self._prepare = make_preprocessor(image_size)
-        self._compute = tf.function(lambda images: find_boxes(model, images), autograph=False, reduce_retracing=True)
+        self._compute = tf.function(lambda x: find_boxes(model, x, box_voting), autograph=False, reduce_retracing=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, runtime: RuntimeFlag = "tensorflow") -> Detector:
@@ -166,7 +171,7 @@ class Detector:
         assign_all(model, weights)
         ids = [one.get("id", label) for label, one in enumerate(metadata.classes, 1)]
         names = [one["name"] for one in metadata.classes]
-        return cls(model, names, ids, image_size=architecture.image_size)
+        return cls(model, names, ids, image_size=architecture.image_size, box_voting=metadata.box_voting)
 
     def predict(
         self,
@@ -272,31 +277,25 @@ class _ExportedDetector(Detector):
         return self._detect(images)
 
 
-def find_boxes(model: Any, images: Any) -> tuple[Any, Any, Any]:
+def find_boxes(model: Any, images: Any, box_voting: bool = False) -> tuple[Any, Any, Any]:
     """Compute `Detector.detect` on tensors, inside a graph."""
     logits, offsets = model(images, training=False)
-    boxes, labels, scores = non_max_suppression(
-        _decode(offsets),
-        tf.nn.softmax(logits),
-        score_threshold=SCORE_THRESHOLD,
-        iou_threshold=IOU_THRESHOLD,
-        max_per_class=DETECTIONS_PER_IMAGE,
-        max_detections=DETECTIONS_PER_IMAGE,
-    )
+    rules = {**_make_rules(box_voting), "max_per_class": DETECTIONS_PER_IMAGE}
+    boxes, labels, scores = non_max_suppression(_decode(offsets), tf.nn.softmax(logits), **rules)
     return tf.clip_by_value(boxes, 0.0, 1.0), labels, scores
 
 
-def detect_combined_nms(model: Any, images: Any) -> tuple[Any, Any, Any]:
+def detect_combined_nms(model: Any, images: Any, box_voting: bool = False) -> tuple[Any, Any, Any]:
     """Detect as `find_boxes` does, by the combined suppression that ONNX has.
 
     Scores that tie with the 200th of their class are kept, too.
     """
     logits, offsets = model(images, training=False)
-    scores = tf.nn.softmax(logits)[..., 1:]
-    best = tf.math.top_k(tf.transpose(scores, [0, 2, 1]), DETECTIONS_PER_IMAGE).values
-    scores = tf.where(scores >= best[:, tf.newaxis, :, -1], scores, 0.0)
+    scores, decoded = tf.nn.softmax(logits)[..., 1:], _decode(offsets)
+    best = tf.math.top_k(tf.transpose(scores, [0, 2, 1]), DETECTIONS_PER_IMAGE)
+    scores = tf.where(scores >= best.values[:, tf.newaxis, :, -1], scores, 0.0)
     found = tf.image.combined_non_max_suppression(
-        _decode(offsets)[:, :, tf.newaxis],
+        decoded[:, :, tf.newaxis],
         scores,
         max_output_size_per_class=DETECTIONS_PER_IMAGE,
         max_total_size=DETECTIONS_PER_IMAGE,
@@ -306,17 +305,23 @@ def detect_combined_nms(model: Any, images: Any) -> tuple[Any, Any, Any]:
         clip_boxes=False,
     )
     labels = tf.where(found.nmsed_scores > 0, tf.cast(found.nmsed_classes, tf.int32) + 1, 0)
-    return tf.clip_by_value(found.nmsed_boxes, 0.0, 1.0), labels, found.nmsed_scores
+    boxes = found.nmsed_boxes
+    if box_voting:
+        counts = tf.where(best.values > SCORE_THRESHOLD, best.values, 0.0)
+        boxes = vote_on_boxes(boxes, labels, tf.gather(decoded, best.indices, batch_dims=1), counts, VOTING_IOU)
+    return tf.clip_by_value(boxes, 0.0, 1.0), labels, found.nmsed_scores
 
 
-def detect_by_builtins(model: Any, images: Any) -> tuple[Any, Any, Any]:
+def detect_by_builtins(model: Any, images: Any, box_voting: bool = False) -> tuple[Any, Any, Any]:
     """Detect as `find_boxes` does, by operations that TensorFlow Lite has."""
     logits, offsets = model(images, training=False)
-    options = {"score_threshold": SCORE_THRESHOLD, "iou_threshold": IOU_THRESHOLD}
-    boxes, labels, scores = suppress_by_overlaps(
-        _decode(offsets), tf.nn.softmax(logits), **options, max_detections=DETECTIONS_PER_IMAGE
-    )
+    boxes, labels, scores = suppress_by_overlaps(_decode(offsets), tf.nn.softmax(logits), **_make_rules(box_voting))
     return tf.clip_by_value(boxes, 0.0, 1.0), labels, scores
+
+
+def _make_rules(box_voting: bool) -> dict[str, Any]:
+    rules: dict[str, Any] = {"score_threshold": SCORE_THRESHOLD, "iou_threshold": IOU_THRESHOLD}
+    return {**rules, "max_detections": DETECTIONS_PER_IMAGE, "voting_iou": VOTING_IOU if box_voting else None}
 
 
 def _decode(offsets: Any) -> Any:
@@ -334,6 +339,7 @@ def run_export(
     step: int,
     architecture: SSDArchitecture,
     pool_padding: PoolPadding,
+    box_voting: bool = False,
     request: ExportRequest | None = None,
 ) -> dict[Path, Export]:
     """Export a detector in some formats, each into a folder of its name, and compare each with the network.
@@ -350,17 +356,19 @@ def run_export(
         step: of the checkpoint that the model is from.
         architecture: of the model.
         pool_padding: of the model, see `gaudi_models.ssd.build_ssd`.
+        box_voting: see `Detector`.
         request: precisions, and what tells whether exports are good enough; None: fp32, compared alone.
     """
     request = request or ExportRequest()
     kinds = list_kinds(formats, request.precisions)
     require_possible(output_dir, kinds)
-    network = DetectorExport(to_float32(model), categories, pool_padding, architecture)
+    network = DetectorExport(to_float32(model), categories, pool_padding, architecture, box_voting)
     metadata = {
         "step": step,
         "model": architecture.name,
         "image_size": architecture.image_size,
         "pool_padding": pool_padding,
+        "box_voting": box_voting,
         "classes": network.list_classes(),
     }
     return write_exports({"": network}, encoded_images, output_dir, kinds, metadata, request)
@@ -383,6 +391,7 @@ class DetectorExport(ExportedNetwork):
         categories: the classes, label 1 first.
         pool_padding: of the model.
         architecture: of the model; None: ResNet-34 at 300 pixels.
+        box_voting: see `Detector`.
     """
 
     def __init__(
@@ -391,11 +400,13 @@ class DetectorExport(ExportedNetwork):
         categories: Sequence[Category],
         pool_padding: PoolPadding = "same",
         architecture: SSDArchitecture | None = None,
+        box_voting: bool = False,
     ) -> None:
         architecture = architecture or SSDArchitecture()
         classes, size = [asdict(category) for category in categories], architecture.image_size
-        super().__init__(model, size, WeightsMetadata(SSD_PADDINGS[pool_padding], classes, size, architecture.name))
-        self._categories = categories
+        padding = SSD_PADDINGS[pool_padding]
+        super().__init__(model, size, WeightsMetadata(padding, classes, size, architecture.name, box_voting))
+        self._categories, self._box_voting = categories, box_voting
 
     def prepare_encoded(self, encoded: Any) -> Any:
         """Prepare an image as training does."""
@@ -415,17 +426,17 @@ class DetectorExport(ExportedNetwork):
 
     def compute(self, images: Any) -> dict[str, Any]:
         """Detect, and count the detections."""
-        boxes, labels, scores = find_boxes(self.model, images)
+        boxes, labels, scores = find_boxes(self.model, images, self._box_voting)
         count = tf.math.count_nonzero(labels, axis=1, dtype=tf.int32)
         return {"boxes_yxyx": boxes, "labels": labels, "scores": scores, "num_detections": count}
 
     def compute_onnx(self, images: Any) -> dict[str, Any]:
         """Detect by the suppression that ONNX has."""
-        return dict(zip(FIELDS, detect_combined_nms(self.model, images), strict=True))
+        return dict(zip(FIELDS, detect_combined_nms(self.model, images, self._box_voting), strict=True))
 
     def compute_tflite(self, images: Any) -> dict[str, Any]:
         """Detect by the operations of TensorFlow Lite, and count the detections."""
-        boxes, labels, scores = detect_by_builtins(self.model, images)
+        boxes, labels, scores = detect_by_builtins(self.model, images, self._box_voting)
         count = tf.reduce_sum(tf.cast(labels > 0, tf.int32), axis=1)
         return {"boxes_yxyx": boxes, "labels": labels, "scores": scores, "num_detections": count}
 

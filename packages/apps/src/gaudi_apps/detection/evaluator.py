@@ -54,6 +54,7 @@ class DetectionEvaluator(Evaluator[Scored]):
         source: see `Evaluator`, as for what is not listed here.
         categories: of the detectors.
         max_boxes: that are drawn in an image.
+        box_voting: of the detectors, see `gaudi_apps.detection.detector.Detector`.
 
     Raises:
         DataError: the source has other classes.
@@ -71,9 +72,10 @@ class DetectionEvaluator(Evaluator[Scored]):
         *,
         num_images: int | None = None,
         max_boxes: int = DRAWN_PER_IMAGE,
+        box_voting: bool = False,
     ) -> None:
         super().__init__(source, options, folder, communicator, num_images=num_images)
-        self._max_boxes = max_boxes
+        self._max_boxes, self._box_voting = max_boxes, box_voting
         if source.categories != categories:
             raise DataError(f"{source.name}: has other classes than the model or the training data; convert both alike")
 
@@ -81,7 +83,7 @@ class DetectionEvaluator(Evaluator[Scored]):
         """Make a detector of a model."""
         from gaudi_apps.detection.detector import Detector
 
-        return Detector(model).detect
+        return Detector(model, box_voting=self._box_voting).detect
 
     def read_batches(self, num_images: int) -> Iterable[Batch]:
         """Read the images of this rank."""

@@ -90,7 +90,7 @@ def make_plan(config: SSDConfig, num_images: int, workers: int = 1, version: int
     )
 
 
-PEAK_RATE, BATCH_OF_PEAK_RATE = 0.016, 8
+PEAK_RATE, BATCH_OF_PEAK_RATE = 0.024, 8
 LONG_STEPS, SHORT_ZOOM_IN = 1000, 0.8
 EPOCHS, FEWEST_STEPS = 50, 800
 WARMUP_SHARE, MOST_WARMUP_STEPS = 0.18, 150
@@ -103,8 +103,8 @@ def choose_recipe(
 ) -> Recipe:
     """Choose the flags of a training by the size of the data and the machine.
 
-    The rate was found on BCCD: .016 for 8 images a step. It grows with the square root of the batch; other batches were
-    not tried. With few steps, a network learns more from crops that show most of an image, see detector_options.md.
+    The rate was found on BCCD: .024 for 8 images a step. It grows with the square root of the batch; other batches were
+    not tried. With few steps, a network learns more from crops that show most of an image. See detector_options.md.
     """
     wanted = 8 if host.device == "cpu" or images < 320 else 32
     own_batch, batch = choose_batch(config, given, wanted, workers)
@@ -124,6 +124,7 @@ def choose_recipe(
         COSINE,
         *([] if "warmup_epochs" in given else [Choice("lr_warmup_steps", rising, _WARMUP_REASON)]),
         choose_average(steps),
+        *BOXES,
         *([] if steps >= LONG_STEPS else [Choice("zoom_in", SHORT_ZOOM_IN, "few steps: crops that show most of it")]),
         *choose_evaluations(given, steps, per_epoch, validates=validates),
     ]
@@ -135,6 +136,10 @@ def choose_recipe(
     return Recipe(tuple(choices), given, notes, config.recipe.minutes)
 
 
+BOXES = (
+    Choice("box_weight", 2.0, "boxes learn slowly beside the classes, whose loss is that of many negatives"),
+    Choice("box_voting", True, "the mean of overlapping boxes lies better than the best one"),
+)
 _WARMUP_REASON = f"{WARMUP_SHARE:.0%} of the steps, {MOST_WARMUP_STEPS} at most"
 NO_WEIGHTS = (
     "starts from random weights, from which a detector learns more slowly than from those of ImageNet; "

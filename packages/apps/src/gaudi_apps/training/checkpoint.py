@@ -56,6 +56,7 @@ class ModelConfig(TypedDict, total=False):
         padding: of a classifier's convolutions.
         image_size: side of the network's images, in pixels.
         class_weights: of a detector's loss, see `gaudi_ops.tf.ssd_loss`, background first.
+        box_voting: whether boxes of a detector vote, see `gaudi_ops.non_max_suppression`; they do not by default.
     """
 
     categories: list[dict[str, Any]]
@@ -65,6 +66,7 @@ class ModelConfig(TypedDict, total=False):
     padding: Padding
     image_size: int
     class_weights: list[float]
+    box_voting: bool
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,14 @@ class WeightsMetadata:
             name.
         image_size: height and width in pixels that the model was trained at; 0 if that is not known.
         model: name of the network; empty if that is not known.
+        box_voting: whether boxes of its detections vote, see `gaudi_ops.non_max_suppression`.
     """
 
     padding: Padding
     classes: Sequence[Mapping[str, Any]] = ()
     image_size: int = 0
     model: str = ""
+    box_voting: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ def write_tensors(tensors: Mapping[str, Array], path: str | os.PathLike[str], *,
         "classes": json.dumps([dict(each) for each in metadata.classes]),
         "image_size": str(metadata.image_size),
         "model": metadata.model,
+        **({"box_voting": "true"} if metadata.box_voting else {}),
     }
     # In memory, for the library's own writing goes through a file of its own, which only its owner may read.
     # In order, for of an array that is a view in another one it writes the bytes as they lie.

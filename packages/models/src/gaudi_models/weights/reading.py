@@ -165,7 +165,8 @@ def _read_safetensors(path: Path) -> RawWeights:
     metadata = None
     if (padding := _find_padding(notes)) is not None:
         classes = json.loads(notes.get("classes", "[]"))
-        metadata = _make_metadata(padding, classes, int(notes.get("image_size", 0)), notes.get("model", ""))
+        voting = json.loads(notes.get("box_voting", "false"))
+        metadata = _make_metadata(padding, classes, int(notes.get("image_size", 0)), notes.get("model", ""), voting)
     return RawWeights("safetensors", hold_arrays(tensors), metadata=metadata)
 
 
@@ -185,7 +186,8 @@ def _read_own_checkpoint(folder: Path) -> RawWeights:
     notes = manifest["facts"]
     classes = notes.get("categories", notes.get("classes", []))
     size, model = notes.get("image_size", 0), notes.get("model", "")
-    metadata = _make_metadata(_find_padding(notes) or "same_pool", classes, size, model)
+    voting = notes.get("box_voting", False)
+    metadata = _make_metadata(_find_padding(notes) or "same_pool", classes, size, model, voting)
     tensors = _read_safetensors(folder / TENSORS).tensors
     # Where weights were averaged over the steps, it is the average that is of use.
     averaged = {name: tensors.get(f"average/{name}", tensor) for name, tensor in tensors.items()}
@@ -199,7 +201,7 @@ def _find_padding(notes: Mapping[str, Any]) -> Any:
     return notes.get("padding")
 
 
-def _make_metadata(padding: Any, classes: Any, image_size: Any, model: Any) -> WeightsMetadata:
+def _make_metadata(padding: Any, classes: Any, image_size: Any, model: Any, box_voting: Any) -> WeightsMetadata:
     known = next((each for each in PADDING_RULES if each == padding), None)
     if known is None:
         raise ValueError(f"its padding is none of {', '.join(PADDING_RULES)}")
@@ -207,7 +209,9 @@ def _make_metadata(padding: Any, classes: Any, image_size: Any, model: Any) -> W
         raise ValueError("its classes are no list of objects with a name")
     if type(image_size) is not int or not isinstance(model, str):
         raise ValueError("its image_size is no whole number, or its model no name")
-    return WeightsMetadata(known, tuple(classes), image_size, model)
+    if type(box_voting) is not bool:
+        raise ValueError("its box_voting is neither true nor false")
+    return WeightsMetadata(known, tuple(classes), image_size, model, box_voting)
 
 
 def convert_weights(

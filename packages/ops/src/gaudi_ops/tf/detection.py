@@ -100,6 +100,7 @@ def non_max_suppression(
     iou_threshold: float = 0.5,
     max_per_class: int = 200,
     max_detections: int = 200,
+    voting_iou: float | None = None,
 ) -> tuple[Any, Any, Any]:
     """Keep, for each image and class, the best boxes that don't overlap a better one of the class.
 
@@ -110,6 +111,7 @@ def non_max_suppression(
         iou_threshold: a box that overlaps a better one of its class by this or more is dropped.
         max_per_class: number of the best scores of a class that are considered.
         max_detections: rows of the result.
+        voting_iou: see `gaudi_ops.non_max_suppression`.
 
     Returns:
         boxes float32 [batch, max_detections, 4], labels int32 [batch, max_detections] from 1, scores float32
@@ -119,8 +121,9 @@ def non_max_suppression(
     # What does not count is made all alike, among which the search for the best is three times as fast.
     by_class = tf.transpose(tf.where(scores > score_threshold, scores, scores.dtype.min)[..., 1:], [0, 2, 1])
     candidates = tf.math.top_k(by_class, min(max_per_class, scores.shape[1]))
+    considered = tf.gather(boxes, candidates.indices, batch_dims=1)
     detections = tf.image.combined_non_max_suppression(
-        tf.transpose(tf.gather(boxes, candidates.indices, batch_dims=1), [0, 2, 1, 3]),
+        tf.transpose(considered, [0, 2, 1, 3]),
         tf.transpose(candidates.values, [0, 2, 1]),
         max_output_size_per_class=max_per_class,
         max_total_size=max_detections,
@@ -131,7 +134,33 @@ def non_max_suppression(
     )
     found = tf.sequence_mask(detections.valid_detections, max_detections)
     labels = tf.where(found, tf.cast(detections.nmsed_classes, tf.int32) + 1, 0)
-    return detections.nmsed_boxes, labels, detections.nmsed_scores
+    kept = detections.nmsed_boxes
+    if voting_iou is not None:
+        kept = vote_on_boxes(kept, labels, considered, tf.nn.relu(candidates.values), voting_iou)
+    return kept, labels, detections.nmsed_scores
+
+
+def vote_on_boxes(boxes_yxyx: Any, labels: Any, considered_yxyx: Any, scores: Any, voting_iou: float) -> Any:
+    """Move boxes that were kept to the weighted mean of those that were considered, see `non_max_suppression`.
+
+    Args:
+        boxes_yxyx: float32 [batch, n, 4], the kept ones.
+        labels: int32 [batch, n], their classes from 1; rows of label 0 are none, and stay.
+        considered_yxyx: float32 [batch, classes, m, 4], without the background.
+        scores: float32 [batch, classes, m]; what is 0 does not vote.
+        voting_iou: from which overlap on boxes vote, below 1.
+
+    Returns:
+        float32 [batch, n, 4].
+    """
+    places = tf.maximum(labels - 1, 0)
+    own_boxes = tf.gather(considered_yxyx, places, batch_dims=1)
+    overlaps = _find_pairwise_iou(boxes_yxyx[:, :, tf.newaxis], own_boxes)[:, :, 0]
+    weights = tf.gather(scores, places, batch_dims=1) * tf.nn.relu(overlaps - voting_iou)
+    total = tf.reduce_sum(weights, axis=-1, keepdims=True)
+    # No matrix product, which devices and exports compute in fewer bits.
+    mean = tf.reduce_sum(weights[..., tf.newaxis] * own_boxes, axis=2) / tf.maximum(total, np.finfo(np.float32).tiny)
+    return tf.where(tf.logical_and(total > 0, labels[..., tf.newaxis] > 0), mean, boxes_yxyx)
 
 
 def suppress_by_overlaps(
@@ -141,6 +170,7 @@ def suppress_by_overlaps(
     score_threshold: float = 0.05,
     iou_threshold: float = 0.5,
     max_detections: int = 200,
+    voting_iou: float | None = None,
 ) -> tuple[Any, Any, Any]:
     """Compute `non_max_suppression` by operations that TensorFlow Lite has among its own.
 
@@ -154,6 +184,7 @@ def suppress_by_overlaps(
         score_threshold: only scores above it count.
         iou_threshold: a box that overlaps a better one of its class by this or more is dropped.
         max_detections: rows of the result, and the number of the best scores of a class that are considered.
+        voting_iou: see `gaudi_ops.non_max_suppression`.
 
     Returns:
         as `non_max_suppression`.
@@ -163,7 +194,7 @@ def suppress_by_overlaps(
     best = tf.math.top_k(by_class, count)
     candidates = tf.gather(boxes_yxyx, best.indices, batch_dims=1)  # [batch, classes, count, 4]
     is_better = np.triu(np.ones((count, count), np.float32), 1)  # [better, other]
-    overlaps = is_better * tf.cast(_find_pairwise_iou(candidates) >= iou_threshold, tf.float32)
+    overlaps = is_better * tf.cast(_find_pairwise_iou(candidates, candidates) >= iou_threshold, tf.float32)
     counts = tf.cast(best.values > 0, tf.float32)
 
     def has_changed(former: Any, kept: Any) -> Any:
@@ -180,17 +211,19 @@ def suppress_by_overlaps(
     is_found = found.values > 0
     labels = tf.where(is_found, found.indices // count + 1, 0)
     boxes, values = tf.where(is_found[..., tf.newaxis], boxes, 0.0), found.values
+    if voting_iou is not None:
+        boxes = vote_on_boxes(boxes, labels, candidates, best.values, voting_iou)
     if rest := max_detections - min(max_detections, classes * count):
         boxes = tf.pad(boxes, [[0, 0], [0, rest], [0, 0]])
         labels, values = (tf.pad(one, [[0, 0], [0, rest]]) for one in (labels, values))
     return boxes, labels, values
 
 
-def _find_pairwise_iou(boxes_yxyx: Any) -> Any:
-    """Compute the IoU of each box with each: of [..., n, 4] [..., n, n]; 0 for boxes without an area."""
+def _find_pairwise_iou(boxes_yxyx: Any, others_yxyx: Any) -> Any:
+    """Compute the IoU of each box with each other: of [..., n, 4] and [..., m, 4] [..., n, m]; 0 without an area."""
     (y0, x0, y1, x1), (top, left, bottom, right) = (
         [boxes_yxyx[..., place : place + 1] for place in range(4)],
-        [boxes_yxyx[..., tf.newaxis, :, place] for place in range(4)],
+        [others_yxyx[..., tf.newaxis, :, place] for place in range(4)],
     )
     height, width = tf.minimum(y1, bottom) - tf.maximum(y0, top), tf.minimum(x1, right) - tf.maximum(x0, left)
     intersection = tf.maximum(height, 0.0) * tf.maximum(width, 0.0)

@@ -180,6 +180,7 @@ def ssd_loss(
     num_matched: Any,
     implementation: Implementation = "auto",
     class_weights: Sequence[float] | None = None,
+    box_weight: float = 1.0,
 ) -> tuple[Any, Any, Any]:
     """Compute the loss of Liu et al., https://arxiv.org/abs/1512.02325, equation 1, with hard negatives 3 to 1.
 
@@ -197,6 +198,7 @@ def ssd_loss(
         implementation: of the cross entropy; see `softmax_cross_entropy_mme`.
         class_weights: factors [classes] of the cross entropy of the positives, by their class; None: all are 1. Which
             negatives are hard does not depend on them, and the entry of the background is not used.
+        box_weight: factor of the loss of the offsets.
 
     Returns:
         loss, class loss and box loss, float32 scalars; the first is the sum of the others.
@@ -204,7 +206,7 @@ def ssd_loss(
     class_losses, box_losses = _image_losses(
         logits, offsets, classes, target_offsets, num_matched, implementation, class_weights
     )
-    class_loss, box_loss = tf.reduce_mean(class_losses), tf.reduce_mean(box_losses)
+    class_loss, box_loss = tf.reduce_mean(class_losses), box_weight * tf.reduce_mean(box_losses)
     return class_loss + box_loss, class_loss, box_loss
 
 
