@@ -41,7 +41,7 @@ with contextlib.suppress(ImportError):  # most packages have no tyro
 # channels first nor gradients of groups there, with which ours are compared.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
-# nohup ignores one and a shell's background the other; so would all programs that tests start, and some have to hear it.
+# nohup ignores one and a shell's background the other; so would all programs that tests start, and some hear them.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

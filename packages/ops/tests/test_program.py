@@ -19,6 +19,9 @@ class DataError(GaudiError, ValueError):
     exit_status = 65
 
 
+NO_THREAD = "can't start new thread"  # as Python says it
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [
@@ -29,7 +32,7 @@ class DataError(GaudiError, ValueError):
         (KeyboardInterrupt(), 75),
         (ImportError("no tensorflow"), 78),
         (MemoryError("Unable to allocate 3.00 GiB"), 74),
-        (RuntimeError("can't start new thread"), 74),
+        (RuntimeError(NO_THREAD), 74),
         (RuntimeError("x"), 70),
     ],
 )
