@@ -22,7 +22,7 @@ from gaudi_apps.inference.converters import TOLERANCE, Agreement, ExportedNetwor
 from gaudi_apps.inference.exported_models import Arrays, CheckedExport
 from gaudi_apps.inference.exporter import Export, ExportRequest, list_kinds, require_possible, write_exports
 from gaudi_apps.inference.media import ImageInput, Images, InputImage, Preprocessor, predict_images, read_given
-from gaudi_apps.inference.predictor import assign_all, find_export, read_trained
+from gaudi_apps.inference.predictor import Trained, assign_all, name_model, read_model
 from gaudi_apps.training.keras_task import Batch, KerasTask
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
@@ -148,11 +148,16 @@ class Detector:
             GaudiError: see `gaudi_apps.inference.predictor.read_trained`, or it is not a detector.
             WeightsError: the file is damaged, or of another model.
         """
-        if export := find_export(Path(path), runtime):
-            if export.manifest.get("model") in CLASSIFIERS:
+        return cls.open(read_model(Path(path), runtime), path)
+
+    @classmethod
+    def open(cls, found: CheckedExport | Trained, path: str | os.PathLike[str]) -> Detector:
+        """Open what `gaudi_apps.inference.predictor.read_model` found at a path; raises as `load` does."""
+        if isinstance(found, CheckedExport):
+            if name_model(found) in CLASSIFIERS:
                 raise DataError("is of no detector", path=path, field="model", remedy="use gaudi_apps.Classifier")
-            return _ExportedDetector(export)
-        weights, metadata = read_trained(path)
+            return _ExportedDetector(found)
+        weights, metadata = found
         try:
             architecture = SSDArchitecture.from_name(metadata.model, metadata.image_size)
         except ValueError as error:
