@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 OPENVINO_FILES = ("model.xml", "model.bin")
 QUANTIZED_TYPES = ("Conv", "Gemm", "MatMul", "Add", "MaxPool")  # of ONNX
+LAYERS, KEPT_PRECISE = ("Convolution", "MatMul"), "precise_0"  # of OpenVINO; the mark of what keeps its precision
 KEPT = "box_head"  # the layers that predict offsets, see gaudi_models.ssd
 # Accuracy control measures each group of layers with and without 8 bits on RANKED images, and then puts back one group
 # after the other, at most MOST_RESTORED of them, with an evaluation on all images after each.
@@ -80,11 +81,12 @@ def write_openvino(
     Classes (as JSON) and precision are among the file's rt_info, under ``gaudi_apps``.
 
     Args:
-        converted: the ONNX model of the network, which takes the same; OpenVINO's own conversion of TensorFlow knows no
-            combined suppression.
+        converted: the ONNX model of the network, which takes normalized images; OpenVINO's own conversion of TensorFlow
+            knows no combined suppression.
         network: that it is of.
         folder: to write into.
-        precision: fp16 and bf16 halve the weights in the file; bf16 is computed by the hint that loaders give.
+        precision: fp16 and bf16 halve the weights in the file; bf16 is computed by the hint that loaders give, but for
+            the first layer, what is before it, and the last layers, which stay in float32.
         calibration: of int8, which needs it.
         bound: of int8: the layers that cost the most get their precision back until it holds; None: all layers that
             may have 8 bits have them.
@@ -101,6 +103,9 @@ def write_openvino(
     write_file(scratch, converted.SerializeToString(), durable=False)
     with contextlib.redirect_stdout(io.StringIO()):  # NNCF draws progress there
         model = openvino.convert_model(str(scratch))
+        _normalize_input(model, network)
+        if precision == "bf16":
+            _keep_ends(model)
         if precision == "int8":
             if calibration is None:
                 raise ValueError("int8 needs calibration")
@@ -110,6 +115,41 @@ def write_openvino(
     openvino.save_model(model, str(folder / "model.xml"), compress_to_fp16=precision in ("fp16", "bf16"))
     scratch.unlink()
     return restored
+
+
+def _normalize_input(model: Any, network: ExportedNetwork) -> None:
+    """Let a model of OpenVINO of normalized images take pixels in 0..255."""
+    opset = import_runtime("openvino.opset13")
+    (images,) = model.inputs
+    readers = images.get_target_inputs()
+    scaled = opset.multiply(images, opset.constant(network.scale.reshape(1, 1, 1, 3)))
+    shifted = opset.add(scaled, opset.constant(network.shift.reshape(1, 1, 1, 3)))
+    for reader in readers:
+        reader.replace_source_output(shifted.output(0))
+    model.validate_nodes_and_infer_types()
+
+
+def _keep_ends(model: Any) -> None:
+    """Mark what OpenVINO is to compute in float32, whatever the hint: up to the first layer, and the last layers.
+
+    Bfloat16 has 8 bits, as pixels have, and half of a level of all pixels is most of what scores lose by it; what the
+    first layer loses goes through all others; and a logit of 4 in bfloat16 is a multiple of 1/64.
+    """
+    ahead = [reader.get_node() for one in model.inputs for reader in one.get_target_inputs()]
+    while ahead:
+        operation = ahead.pop()
+        operation.get_rt_info()[KEPT_PRECISE] = ""
+        if operation.get_type_name() not in LAYERS:
+            ahead += [reader.get_node() for one in operation.outputs() for reader in one.get_target_inputs()]
+    behind, seen = [*model.get_results()], set[str]()
+    while behind:
+        operation = behind.pop()
+        for source in (one.get_source_output().get_node() for one in operation.inputs()):
+            if source.get_type_name() in LAYERS:
+                source.get_rt_info()[KEPT_PRECISE] = ""
+            elif source.get_friendly_name() not in seen:
+                seen.add(source.get_friendly_name())
+                behind.append(source)
 
 
 def _quantize(
