@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from gaudi_apps.inference.exported_models import Arrays
 from gaudi_ops import iou
 
 SCORE_THRESHOLD, IOU_THRESHOLD = 0.05, 0.5
+DETECTIONS_PER_IMAGE = 200  # at most, and that many boxes of a class, the best ones, go into suppression
 SCORE_TOLERANCE = 0.01  # what bfloat16 may change of a score
 # What it may change of the overlap of two boxes: sides within 1e-3 are that much of the smallest ones.
 OVERLAP_TOLERANCE = 0.05
@@ -82,33 +83,74 @@ def compare_rounded(
     network that is not there must overlap by nearly half with one of its class that is, and is as good.
 
     Args:
-        boxes_yxyx: [batch, n, 4], what the network found before suppression, in 0..1.
+        boxes_yxyx: [batch, n, 4], what the network found before suppression, which looks at what lies outside of 0..1,
+            too.
         scores: [batch, n, classes with the background].
         reference: what the network detects.
         found: what the export detects.
     """
     differences = [(0.0, 0.0)]
     for image in range(len(found.labels)):
+        candidates = Candidates(boxes_yxyx[image], scores[image])
+        places = {}
         for row in np.flatnonzero(found.labels[image]):
-            label, score = found.labels[image, row], found.scores[image, row]
-            near = scores[image, :, label] > SCORE_THRESHOLD - 2 * SCORE_TOLERANCE
-            sides = np.abs(boxes_yxyx[image, near] - found.boxes_yxyx[image, row]).max(axis=1, initial=0)
-            changes = np.abs(scores[image, near, label] - score)
-            place = np.maximum(sides / TOLERANCE, changes / SCORE_TOLERANCE).argmin() if len(sides) else None
-            differences.append((np.inf, np.inf) if place is None else (float(sides[place]), float(changes[place])))
-        differences += [(np.inf, np.inf)] * _count_lost(reference, found, image)
+            places[row], *difference = candidates.find_nearest(found, image, row)
+            differences.append((difference[0], difference[1]))
+        differences += [(np.inf, np.inf)] * _count_lost(candidates, reference, found, image, places)
     sides, changes = np.max(differences, axis=0).tolist()
     tolerances = {"score_difference": SCORE_TOLERANCE}
     return Agreement({"box_difference": sides, "score_difference": changes}, len(differences) - 1, tolerances)
 
 
-def _count_lost(reference: DetectionArrays, found: DetectionArrays, image: int) -> int:
-    """Count the certain detections of an image for which nothing on the other side can stand."""
-    labels, scores = reference.labels[image], reference.scores[image]
-    lowest = max(SCORE_THRESHOLD, float(scores.min())) + SCORE_TOLERANCE
+class Candidates(NamedTuple):
+    """What the network found in an image before suppression.
+
+    Attributes:
+        boxes_yxyx: float32 [n, 4].
+        scores: float32 [n, classes with the background].
+    """
+
+    boxes_yxyx: npt.NDArray[np.float32]
+    scores: npt.NDArray[np.float32]
+
+    def find_nearest(self, detections: DetectionArrays, image: int, row: int) -> tuple[int, float, float]:
+        """Find the box that a detection is; return its place, and the differences of sides and score.
+
+        The differences are infinite where the network has no box of the class.
+        """
+        scores = self.scores[:, detections.labels[image, row]]
+        places = np.flatnonzero(scores > SCORE_THRESHOLD - 2 * SCORE_TOLERANCE)
+        if not len(places):
+            return 0, np.inf, np.inf
+        clipped = np.clip(self.boxes_yxyx[places], 0, 1)
+        sides = np.abs(clipped - detections.boxes_yxyx[image, row]).max(axis=1)
+        changes = np.abs(scores[places] - detections.scores[image, row])
+        best = np.maximum(sides / TOLERANCE, changes / SCORE_TOLERANCE).argmin()
+        return int(places[best]), float(sides[best]), float(changes[best])
+
+
+def _count_lost(
+    candidates: Candidates, reference: DetectionArrays, found: DetectionArrays, image: int, places: Mapping[int, int]
+) -> int:
+    """Count the certain detections of an image for which nothing on the other side can stand.
+
+    Args:
+        candidates: of the image.
+        reference: what the network detects.
+        found: what the export detects.
+        image: its place.
+        places: of the boxes that the export detects, among the candidates, by row.
+    """
+    scores = reference.scores[image]
+    last = -np.sort(-candidates.scores, axis=0)[:DETECTIONS_PER_IMAGE][-1]  # of each class that goes into suppression
+    lowest = np.maximum(last, max(SCORE_THRESHOLD, float(scores.min()))) + SCORE_TOLERANCE
     lost = 0
-    for row in np.flatnonzero((labels > 0) & (scores > lowest)):
-        as_good = (found.labels[image] == labels[row]) & (found.scores[image] >= scores[row] - SCORE_TOLERANCE)
-        overlaps = iou(reference.boxes_yxyx[image, row][np.newaxis], found.boxes_yxyx[image, as_good])
+    for row in np.flatnonzero((reference.labels[image] > 0) & (scores > lowest[reference.labels[image]])):
+        place = candidates.find_nearest(reference, image, row)[0]
+        as_good = (found.labels[image] == reference.labels[image, row]) & (
+            found.scores[image] >= scores[row] - SCORE_TOLERANCE
+        )
+        others = candidates.boxes_yxyx[[places[one] for one in np.flatnonzero(as_good)]]
+        overlaps = iou(candidates.boxes_yxyx[place][np.newaxis], others)
         lost += not (overlaps >= IOU_THRESHOLD - OVERLAP_TOLERANCE).any()
     return lost

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from gaudi_apps.detection.agreement import (
     DETECTED,
+    DETECTIONS_PER_IMAGE,
     IOU_THRESHOLD,
     SCORE_THRESHOLD,
     compare_detections,
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from gaudi_apps.training.application import ReduceStatistics
 
 MOMENTUM = 0.9
-DETECTIONS_PER_IMAGE = 200
 
 
 def make_preprocessor(image_size: int) -> Preprocessor:
@@ -455,5 +455,5 @@ class DetectorExport(ExportedNetwork):
     def compare_rounded(self, images: Any, reference: Arrays, found: Arrays) -> Agreement:
         """Compare detections with what the network finds before suppression."""
         logits, offsets = self.model(images, training=False)
-        boxes, scores = tf.clip_by_value(_decode(offsets), 0.0, 1.0).numpy(), tf.nn.softmax(logits).numpy()
+        boxes, scores = _decode(offsets).numpy(), tf.nn.softmax(logits).numpy()
         return compare_rounded(boxes, scores, take_detections(reference), take_detections(found))
