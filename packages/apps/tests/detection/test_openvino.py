@@ -112,11 +112,11 @@ def test_bfloat16_is_for_what_is_between_the_first_and_the_last_layers(exported:
     kinds = {}
     for operation in compiled.get_runtime_model().get_ordered_ops():
         told = operation.get_rt_info()
-        if str(told["layerType"].value) == "Convolution":
+        if str(told["layerType"].value) in ("Convolution", "Pooling"):
             kinds[operation.get_friendly_name().split("/")[1]] = str(told["primitiveType"].value).split("_")[-1]
     in_float = {name for name, kind in kinds.items() if kind == "f32"}
     heads = {f"{kind}_head{number}" for kind in ("box", "class") for number in range(1, 7)}
-    assert in_float == {"conv1", *heads}
+    assert in_float == {"conv1", "pool", *heads}
     assert {*kinds.values()} == {"f32", "bf16"}
 
 

@@ -133,14 +133,24 @@ def _keep_ends(model: Any) -> None:
     """Mark what OpenVINO is to compute in float32, whatever the hint: up to the first layer, and the last layers.
 
     Bfloat16 has 8 bits, as pixels have, and half of a level of all pixels is most of what scores lose by it; what the
-    first layer loses goes through all others; and a logit of 4 in bfloat16 is a multiple of 1/64.
+    first layer loses goes through all others; and a logit of 4 in bfloat16 is a multiple of 1/64. Pooling after the
+    first layer is cheaper in float32 than a large image in another layout and precision.
     """
-    ahead = [reader.get_node() for one in model.inputs for reader in one.get_target_inputs()]
+    ahead, layer = [reader.get_node() for one in model.inputs for reader in one.get_target_inputs()], None
     while ahead:
         operation = ahead.pop()
         operation.get_rt_info()[KEPT_PRECISE] = ""
-        if operation.get_type_name() not in LAYERS:
+        if operation.get_type_name() in LAYERS:
+            layer = operation
+        else:
             ahead += [reader.get_node() for one in operation.outputs() for reader in one.get_target_inputs()]
+    while layer is not None:
+        readers = [reader.get_node() for reader in layer.output(0).get_target_inputs()]
+        layer = readers[0] if len(readers) == 1 and readers[0].get_type_name() in ("Add", "Relu", "MaxPool") else None
+        if layer is not None and layer.get_type_name() == "MaxPool":
+            layer = _replace_pool(layer)
+        if layer is not None:
+            layer.get_rt_info()[KEPT_PRECISE] = ""
     behind, seen = [*model.get_results()], set[str]()
     while behind:
         operation = behind.pop()
@@ -150,6 +160,20 @@ def _keep_ends(model: Any) -> None:
             elif source.get_friendly_name() not in seen:
                 seen.add(source.get_friendly_name())
                 behind.append(source)
+
+
+def _replace_pool(pool: Any) -> Any:
+    """Replace a pooling by its first version: OpenVINO makes this of later ones, and forgets their marks."""
+    told = pool.get_attributes()
+    if told["rounding_type"] not in ("floor", "ceil") or {*told["dilations"]} != {1}:
+        return pool
+    shape = told["strides"], told["pads_begin"], told["pads_end"], told["kernel"]
+    first = import_runtime("openvino.opset1").max_pool(
+        pool.input_value(0), *shape, told["rounding_type"], told["auto_pad"]
+    )
+    first.set_friendly_name(pool.get_friendly_name())
+    pool.output(0).replace(first.output(0))
+    return first
 
 
 def _quantize(
