@@ -31,6 +31,12 @@ LEAST_SHARE = 0.99
 
 
 @pytest.fixture(scope="module")
+def network(detector_network: Any) -> DetectorExport:
+    """Return the network, which is converted once for all tests."""
+    return DetectorExport(to_float32(detector_network), CATEGORIES)
+
+
+@pytest.fixture(scope="module")
 def photos() -> list[bytes]:
     """Return the test images of BCCD, encoded."""
     folder = Path(os.environ["REAL_DATA"]) / "bccd" / "BCCD"
@@ -48,10 +54,9 @@ def expected(detector_network: Any, photos: list[bytes]) -> list[tuple[bytes, An
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_all_test_images_of_bccd_have_the_same_detections(
-    detector_network: Any, noise_images: list[bytes], expected: list[tuple[bytes, Any]], tmp_path: Path, runtime: str
+    network: DetectorExport, noise_images: list[bytes], expected: list[tuple[bytes, Any]], tmp_path: Path, runtime: str
 ) -> None:
     assert len(expected) == 72
-    network = DetectorExport(to_float32(detector_network), CATEGORIES)
     name: Any = FORMATS[runtime]
     (kind,) = list_kinds((name,), ("fp32",))
     export_format(kind, network, noise_images, tmp_path, tmp_path)
@@ -70,9 +75,8 @@ def test_all_test_images_of_bccd_have_the_same_detections(
 
 @pytest.mark.skipif("DEPLOY" not in os.environ, reason="OpenVINO is in the session `deploy`")
 def test_bfloat16_finds_the_boxes_of_the_network_in_all_test_images(
-    detector_network: Any, noise_images: list[bytes], photos: list[bytes], tmp_path: Path
+    network: DetectorExport, noise_images: list[bytes], photos: list[bytes], tmp_path: Path
 ) -> None:
-    network = DetectorExport(to_float32(detector_network), CATEGORIES)
     (kind,) = list_kinds(("openvino",), ("bf16",))
     export_format(kind, network, noise_images, tmp_path, tmp_path)
     prepare = make_export_preprocessor(300).from_encoded

@@ -122,10 +122,17 @@ class ExportedNetwork(ABC):
         """Return `compute` as a function that TensorFlow traces once, and not anew for each export."""
         return tf.function(self.compute, autograph=False, reduce_retracing=True)
 
+    @functools.cached_property
+    def normalized_onnx(self) -> bytes:
+        """Return the ONNX model of normalized images, which is converted once for all precisions; see `make_onnx`."""
+        content: bytes = make_onnx(self, normalized=True).SerializeToString()
+        return content
+
     def replace_model(self, model: Any) -> ExportedNetwork:
         """Return the same network with another model."""
         other = copy.copy(self)
-        other.__dict__.pop("traced", None)
+        for name in ("traced", "normalized_onnx"):
+            other.__dict__.pop(name, None)
         other.model = model
         return other
 

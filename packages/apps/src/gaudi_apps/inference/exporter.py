@@ -22,7 +22,6 @@ from gaudi_apps.inference.converters import (
     decode_pixels,
     find_worst,
     hold_stderr,
-    make_onnx,
     require_onnx,
     run_exported,
     run_saved_model,
@@ -346,10 +345,8 @@ def _restore_layers(
     """Quantize a network for OpenVINO once more, and give layers their precision back; return their names."""
     images = evaluator.num_images, evaluator.read_encoded
     bound = AccuracyBound(evaluator.measure_exported, request.max_drop, *images)
-    with hold_stderr():
-        converted = make_onnx(network, normalized=True)
     # Not within `hold_stderr`: it takes minutes, and tells how far it is.
-    restored = write_openvino(converted, network, folder, "int8", request.calibration, bound)
+    restored = write_openvino(network, folder, "int8", request.calibration, bound)
     names = f" ({', '.join(restored)})" if restored else ""
     say(f"{folder.name}: {count_things(len(restored), 'layer')} in float again{names}", error=True)
     return restored
@@ -382,7 +379,7 @@ def export_format(
         return network.compare(_compute(network, from_pixels), found)
     if name == "openvino":
         with hold_stderr():
-            write_openvino(make_onnx(network, normalized=True), network, folder, precision, calibration)
+            write_openvino(network, folder, precision, calibration)
         found = run_exported(open_exported(folder, name, precision, network.prepare_resized), encoded_images)
         reference = _compute(network, from_pixels)
         if precision == "bf16":

@@ -69,7 +69,6 @@ class AccuracyBound:
 
 
 def write_openvino(
-    converted: Any,
     network: ExportedNetwork,
     folder: Path,
     precision: ExportPrecision,
@@ -81,9 +80,7 @@ def write_openvino(
     Classes (as JSON) and precision are among the file's rt_info, under ``gaudi_apps``.
 
     Args:
-        converted: the ONNX model of the network, which takes normalized images; OpenVINO's own conversion of TensorFlow
-            knows no combined suppression.
-        network: that it is of.
+        network: to convert from ONNX; OpenVINO's own conversion of TensorFlow knows no combined suppression.
         folder: to write into.
         precision: fp16 and bf16 halve the weights in the file; bf16 is computed by the hint that loaders give, but for
             the first layer, what is before it, and the last layers, which stay in float32.
@@ -100,7 +97,7 @@ def write_openvino(
     openvino = import_runtime("openvino")
     restored: list[str] = []
     scratch = folder / "scratch.onnx"  # OpenVINO reads files
-    write_file(scratch, converted.SerializeToString(), durable=False)
+    write_file(scratch, network.normalized_onnx, durable=False)
     with contextlib.redirect_stdout(io.StringIO()):  # NNCF draws progress there
         model = openvino.convert_model(str(scratch))
         _normalize_input(model, network)
