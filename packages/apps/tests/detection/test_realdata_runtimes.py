@@ -73,7 +73,7 @@ def test_all_test_images_of_bccd_have_the_same_detections(
     assert np.mean(matched) >= LEAST_SHARE
 
 
-@pytest.mark.skipif("DEPLOY" not in os.environ, reason="OpenVINO is in the session `deploy`")
+@pytest.mark.skipif("DEPLOY" not in os.environ, reason="DEPLOY is not set")
 def test_bfloat16_finds_the_boxes_of_the_network_in_all_test_images(
     network: DetectorExport, noise_images: list[bytes], photos: list[bytes], tmp_path: Path
 ) -> None:

@@ -103,7 +103,7 @@ def compare_rounded(
 
 
 class Candidates(NamedTuple):
-    """What the network found in an image before suppression.
+    """Hold what the network found in an image before suppression.
 
     Attributes:
         boxes_yxyx: float32 [n, 4].
