@@ -9,13 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_apps.detection.detector import (
-    FIELDS,
-    DetectionArrays,
-    Detector,
-    DetectorExport,
-    compare_detections,
-)
+from gaudi_apps.detection.agreement import DETECTED, DetectionArrays, compare_detections
+from gaudi_apps.detection.detector import Detector, DetectorExport
 from gaudi_apps.inference.converters import (
     decode_pixels,
     hold_stderr,
@@ -72,7 +67,7 @@ def test_onnx_finds_what_the_network_finds(
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     batch = np.stack([decode_pixels(one) for one in noise_images])
-    found = DetectionArrays(*session.run([*FIELDS], {"images": batch}))
+    found = DetectionArrays(*session.run([*DETECTED], {"images": batch}))
     assert compare_detections(reference, found).is_close
     assert found.labels.shape == (3, 200)
     assert [one["name"] for one in json.loads(session.get_modelmeta().custom_metadata_map["classes"])] == [
@@ -100,7 +95,7 @@ def test_an_optimizer_of_onnx_that_fails_is_left_out_unless_the_user_says_otherw
     monkeypatch.setattr(optimizer.IdentityOptimizer, "optimize", fail)
     network = DetectorExport(small_network(3), CATEGORIES)
     if chosen is None:
-        assert {*FIELDS} <= {output.name for output in make_onnx(network).graph.output}
+        assert {*DETECTED} <= {output.name for output in make_onnx(network).graph.output}
         assert len(failed) > 1  # first where it ends the conversion
     else:
         with pytest.raises(ArithmeticError, match="planted"):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_apps.detection.detector import DetectionArrays, Detector, DetectorExport
+from gaudi_apps.detection.agreement import DetectionArrays
+from gaudi_apps.detection.detector import Detector, DetectorExport
 from gaudi_apps.inference.converters import run_saved_model, write_saved_model
 from gaudi_apps.runtime.errors import ExportError
 from gaudi_datasets.detection.coco import Category

@@ -11,7 +11,7 @@ import pytest
 
 from gaudi_apps.detection.detections import make_export_preprocessor
 from gaudi_apps.detection.detector import Detector, DetectorExport
-from gaudi_apps.inference.converters import to_float32
+from gaudi_apps.inference.converters import find_worst, to_float32
 from gaudi_apps.inference.exported_models import FORMATS, open_exported
 from gaudi_apps.inference.exporter import export_format, list_kinds
 from gaudi_datasets.detection.coco import Category
@@ -31,21 +31,32 @@ LEAST_SHARE = 0.99
 
 
 @pytest.fixture(scope="module")
-def expected(detector_network: Any) -> list[tuple[bytes, Any]]:
-    """Return each test image of BCCD, encoded, and what TensorFlow detects in it."""
+def network(detector_network: Any) -> DetectorExport:
+    """Return the network, which is converted once for all tests."""
+    return DetectorExport(to_float32(detector_network), CATEGORIES)
+
+
+@pytest.fixture(scope="module")
+def photos() -> list[bytes]:
+    """Return the test images of BCCD, encoded."""
     folder = Path(os.environ["REAL_DATA"]) / "bccd" / "BCCD"
     names = (folder / "ImageSets" / "Main" / "test.txt").read_text().split()
-    images = [(folder / "JPEGImages" / f"{each}.jpg").read_bytes() for each in names]
+    return [(folder / "JPEGImages" / f"{each}.jpg").read_bytes() for each in names]
+
+
+@pytest.fixture(scope="module")
+def expected(detector_network: Any, photos: list[bytes]) -> list[tuple[bytes, Any]]:
+    """Return each photo, and what TensorFlow detects in it."""
     reference = Detector(detector_network, ["red", "blue"])
-    return [(encoded, reference.predict(encoded, score_threshold=0.05)) for encoded in images]
+    found = reference.predict(photos, score_threshold=0.05, batch_size=8)
+    return list(zip(photos, found, strict=True))
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_all_test_images_of_bccd_have_the_same_detections(
-    detector_network: Any, noise_images: list[bytes], expected: list[tuple[bytes, Any]], tmp_path: Path, runtime: str
+    network: DetectorExport, noise_images: list[bytes], expected: list[tuple[bytes, Any]], tmp_path: Path, runtime: str
 ) -> None:
     assert len(expected) == 72
-    network = DetectorExport(to_float32(detector_network), CATEGORIES)
     name: Any = FORMATS[runtime]
     (kind,) = list_kinds((name,), ("fp32",))
     export_format(kind, network, noise_images, tmp_path, tmp_path)
@@ -60,3 +71,24 @@ def test_all_test_images_of_bccd_have_the_same_detections(
             matched.append(bool((is_near & (np.abs(found["scores"][0][same] - score) <= SCORE)).any()))
     assert len(matched) > 72
     assert np.mean(matched) >= LEAST_SHARE
+
+
+@pytest.mark.skipif("DEPLOY" not in os.environ, reason="DEPLOY is not set")
+def test_bfloat16_finds_the_boxes_of_the_network_in_all_test_images(
+    network: DetectorExport, noise_images: list[bytes], photos: list[bytes], tmp_path: Path
+) -> None:
+    (kind,) = list_kinds(("openvino",), ("bf16",))
+    export_format(kind, network, noise_images, tmp_path, tmp_path)
+    prepare = make_export_preprocessor(300).from_encoded
+    model = open_exported(tmp_path, "openvino", "bf16", prepare)
+    agreements = []
+    for first in range(0, len(photos), 8):
+        pixels = np.stack([prepare(encoded) for encoded in photos[first : first + 8]])
+        images = network.normalize(pixels)
+        reference = {name: values.numpy() for name, values in network.traced(images).items()}
+        agreements.append(network.compare_rounded(images, reference, model.compute(pixels)))
+    worst = find_worst(agreements)
+    assert worst.compared > 72
+    assert worst.differences["box_difference"] <= SIDE
+    assert worst.differences["score_difference"] <= SCORE
+    assert worst.is_close

@@ -9,15 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_apps.detection.detector import (
-    DetectionArrays,
-    Detector,
-    DetectorExport,
-    compare_detections,
-    detect_by_builtins,
-    detect_combined_nms,
-    find_boxes,
-)
+from gaudi_apps.detection.agreement import DetectionArrays, compare_detections
+from gaudi_apps.detection.detector import Detector, DetectorExport, detect_by_builtins, detect_combined_nms, find_boxes
 from gaudi_apps.inference.converters import to_float32, write_saved_model
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.pipeline import prepare_image

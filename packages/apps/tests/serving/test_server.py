@@ -20,6 +20,7 @@ from PIL import Image
 
 import gaudi_apps
 from gaudi_apps.cli import run_commands
+from gaudi_apps.inference import predictor
 from gaudi_apps.inference.serving.models import ServedModel
 from gaudi_apps.inference.serving.server import PATHS
 from gaudi_datasets.errors import MissingExtraError
@@ -508,6 +509,18 @@ def test_a_batch_gives_what_its_images_give_alone(
         assert len(one) == len(other)
         np.testing.assert_allclose(np.sort(one.scores), np.sort(other.scores), atol=1e-3)
     assert sum(map(len, alone)) > 50
+
+
+def test_weights_are_read_once(start: Start, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, paths = predictor.read_weights, list[Path]()
+
+    def read_and_tell(path: Path) -> Any:
+        paths.append(path)
+        return read(path)
+
+    monkeypatch.setattr(predictor, "read_weights", read_and_tell)
+    start()
+    assert paths == [weights]
 
 
 def test_a_port_that_is_taken_is_named(run_main: Callable[..., Any], weights: Path) -> None:

@@ -117,15 +117,27 @@ def non_max_suppression(
         rows = considered[_suppress(boxes[considered], iou_threshold)]
         kept = boxes[rows]
         if voting_iou is not None:
-            kept = _vote(kept, boxes[considered], values[considered, label], voting_iou)
+            kept = vote_on_boxes(kept, boxes[considered], values[considered, label], voting_iou)
         found.append((kept, np.full(len(rows), label, np.int32), values[rows, label]))
     kept_boxes, labels, kept_values = (np.concatenate(parts) for parts in zip(*found, strict=True))
     order = np.argsort(-kept_values, kind="stable")[:max_detections]
     return kept_boxes[order], labels[order], kept_values[order]
 
 
-def _vote(kept_yxyx: FloatArray, boxes_yxyx: FloatArray, scores: FloatArray, voting_iou: float) -> FloatArray:
-    """Average boxes [n, 4] around kept ones [k, 4]; a box without an area, which overlaps none, stays."""
-    weights = scores * np.maximum(iou(kept_yxyx, boxes_yxyx) - np.float32(voting_iou), 0)
+def vote_on_boxes(
+    kept_yxyx: FloatArray, considered_yxyx: FloatArray, scores: FloatArray, voting_iou: float
+) -> FloatArray:
+    """Move boxes of a class to the weighted mean of those that were considered, see `non_max_suppression`.
+
+    Args:
+        kept_yxyx: float32 [k, 4]; one without an area, which overlaps none, stays.
+        considered_yxyx: float32 [n, 4].
+        scores: float32 [n].
+        voting_iou: from which overlap on boxes vote, below 1.
+
+    Returns:
+        float32 [k, 4].
+    """
+    weights = scores * np.maximum(iou(kept_yxyx, considered_yxyx) - np.float32(voting_iou), 0)
     total = weights.sum(axis=1, keepdims=True)
-    return np.where(total > 0, weights @ boxes_yxyx / np.maximum(total, np.finfo(np.float32).tiny), kept_yxyx)
+    return np.where(total > 0, weights @ considered_yxyx / np.maximum(total, np.finfo(np.float32).tiny), kept_yxyx)

@@ -19,7 +19,7 @@ from gaudi_apps.classification.flags import LISTED, PROBABILITIES
 from gaudi_apps.inference.converters import decode_pixels
 from gaudi_apps.inference.exported_models import CheckedExport, open_model
 from gaudi_apps.inference.media import ImageInput, Images, InputImage, Preprocessor, predict_images, read_given
-from gaudi_apps.inference.predictor import Results, assign_all, find_export, read_trained, write_csv
+from gaudi_apps.inference.predictor import Results, Trained, assign_all, name_model, read_model, write_csv
 from gaudi_apps.inference.visualizer import Image, add_title, enlarge
 from gaudi_datasets.classification.pipeline import MEAN_RGB, cut_square, prepare_image, prepare_pixels
 from gaudi_datasets.errors import DataError
@@ -122,11 +122,15 @@ class Classifier:
             GaudiError: see `gaudi_apps.inference.predictor.read_trained`, or it is not a classifier.
             WeightsError: the file is damaged, or of another model.
         """
-        if export := find_export(Path(path), runtime):
-            _require_classifier(export.manifest.get("model"), path)
-            return _ExportedClassifier(export)
-        weights, metadata = read_trained(path)
-        _require_classifier(metadata.model, path)
+        return cls.open(read_model(Path(path), runtime), path)
+
+    @classmethod
+    def open(cls, found: CheckedExport | Trained, path: str | os.PathLike[str]) -> Classifier:
+        """Open what `gaudi_apps.inference.predictor.read_model` found at a path; raises as `load` does."""
+        _require_classifier(name_model(found), path)
+        if isinstance(found, CheckedExport):
+            return _ExportedClassifier(found)
+        weights, metadata = found
         names = [one["name"] for one in metadata.classes]
         model = build_classifier(
             metadata.model, len(names), padding=metadata.padding, image_size=metadata.image_size or 224

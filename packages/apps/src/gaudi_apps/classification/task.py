@@ -259,6 +259,8 @@ class ClassifierExport(ExportedNetwork):
         model_config: as a checkpoint has it.
     """
 
+    scale, shift = np.ones(3, np.float32), -MEAN_RGB
+
     def __init__(self, model: Any, output: str, model_config: ModelConfig) -> None:
         size = model_config["image_size"]
         metadata = WeightsMetadata(model_config["padding"], model_config["classes"], size, model_config["model"])
@@ -281,10 +283,6 @@ class ClassifierExport(ExportedNetwork):
     def prepare_onnx(self, encoded: bytes) -> Any:
         """Decode an image and cut the square out of it whose centre the model takes, float32 [side, side, 3]."""
         return cut_square(decode_pixels(encoded), self.image_size)
-
-    def normalize(self, pixels: Any) -> Any:
-        """Subtract the mean color."""
-        return pixels - MEAN_RGB
 
     def compute(self, images: Any) -> dict[str, Any]:
         """Return the output by its name."""

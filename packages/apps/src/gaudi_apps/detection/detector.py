@@ -6,25 +6,36 @@ Detections of the exports are compared with those of the network.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from gaudi_apps.detection.agreement import (
+    DETECTED,
+    DETECTIONS_PER_IMAGE,
+    IOU_THRESHOLD,
+    SCORE_THRESHOLD,
+    VOTING_IOU,
+    compare_detections,
+    compare_rounded,
+    take_detections,
+)
 from gaudi_apps.detection.detections import ObjectDetections as ObjectDetections
 from gaudi_apps.detection.detections import Refinement, open_detector
-from gaudi_apps.inference.converters import TOLERANCE, Agreement, ExportedNetwork, to_float32
+from gaudi_apps.inference.converters import Agreement, ExportedNetwork, to_float32
 from gaudi_apps.inference.exported_models import Arrays, CheckedExport
 from gaudi_apps.inference.exporter import Export, ExportRequest, list_kinds, require_possible, write_exports
 from gaudi_apps.inference.media import ImageInput, Images, InputImage, Preprocessor, predict_images, read_given
-from gaudi_apps.inference.predictor import assign_all, find_export, read_trained
+from gaudi_apps.inference.predictor import Trained, assign_all, name_model, read_model
 from gaudi_apps.training.keras_task import Batch, KerasTask
 from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import DataError
 from gaudi_distributed import Communicator
@@ -42,9 +53,6 @@ if TYPE_CHECKING:
     from gaudi_apps.training.application import ReduceStatistics
 
 MOMENTUM = 0.9
-SCORE_THRESHOLD = 0.05
-IOU_THRESHOLD = VOTING_IOU = 0.5
-DETECTIONS_PER_IMAGE = 200
 
 
 def make_preprocessor(image_size: int) -> Preprocessor:
@@ -153,11 +161,16 @@ class Detector:
             GaudiError: see `gaudi_apps.inference.predictor.read_trained`, or it is not a detector.
             WeightsError: the file is damaged, or of another model.
         """
-        if export := find_export(Path(path), runtime):
-            if export.manifest.get("model") in CLASSIFIERS:
+        return cls.open(read_model(Path(path), runtime), path)
+
+    @classmethod
+    def open(cls, found: CheckedExport | Trained, path: str | os.PathLike[str]) -> Detector:
+        """Open what `gaudi_apps.inference.predictor.read_model` found at a path; raises as `load` does."""
+        if isinstance(found, CheckedExport):
+            if name_model(found) in CLASSIFIERS:
                 raise DataError("is of no detector", path=path, field="model", remedy="use gaudi_apps.Classifier")
-            return _ExportedDetector(export)
-        weights, metadata = read_trained(path)
+            return _ExportedDetector(found)
+        weights, metadata = found
         try:
             architecture = SSDArchitecture.from_name(metadata.model, metadata.image_size)
         except ValueError as error:
@@ -394,6 +407,8 @@ class DetectorExport(ExportedNetwork):
         box_voting: see `Detector`.
     """
 
+    scale, shift = 1 / (255 * STDDEV_RGB), -MEAN_RGB / STDDEV_RGB
+
     def __init__(
         self,
         model: Any,
@@ -420,10 +435,6 @@ class DetectorExport(ExportedNetwork):
         """Resize pixels bilinearly."""
         return tf.image.resize(pixels, [self.image_size, self.image_size]).numpy()
 
-    def normalize(self, pixels: Any) -> Any:
-        """Normalize pixels, whose size stays."""
-        return prepare_pixels(pixels, self.image_size)
-
     def compute(self, images: Any) -> dict[str, Any]:
         """Detect, and count the detections."""
         boxes, labels, scores = find_boxes(self.model, images, self._box_voting)
@@ -432,7 +443,7 @@ class DetectorExport(ExportedNetwork):
 
     def compute_onnx(self, images: Any) -> dict[str, Any]:
         """Detect by the suppression that ONNX has."""
-        return dict(zip(FIELDS, detect_combined_nms(self.model, images, self._box_voting), strict=True))
+        return dict(zip(DETECTED, detect_combined_nms(self.model, images, self._box_voting), strict=True))
 
     def compute_tflite(self, images: Any) -> dict[str, Any]:
         """Detect by the operations of TensorFlow Lite, and count the detections."""
@@ -451,50 +462,11 @@ class DetectorExport(ExportedNetwork):
 
     def compare(self, reference: Arrays, found: Arrays) -> Agreement:
         """Compare detections."""
-        return compare_detections(*(DetectionArrays(*(one[name] for name in FIELDS)) for one in (reference, found)))
+        return compare_detections(take_detections(reference), take_detections(found))
 
-
-class DetectionArrays(NamedTuple):
-    """Detections of a batch.
-
-    Attributes:
-        boxes_yxyx: float32 [batch, n, 4], in 0..1.
-        labels: int32 [batch, n], 0 where there is no detection.
-        scores: float32 [batch, n].
-    """
-
-    boxes_yxyx: npt.NDArray[np.float32]
-    labels: npt.NDArray[np.int32]
-    scores: npt.NDArray[np.float32]
-
-
-FIELDS = DetectionArrays._fields
-
-
-def compare_detections(reference: DetectionArrays, found: DetectionArrays) -> Agreement:
-    """Match each detection with the nearest of its label on the other side, in any order.
-
-    Where scores nearly tie, rounding decides which of them pass the threshold or are the last ones kept. So a
-    detection within 1e-3 of the lowest score that its image could keep need not be on the other side.
-    """
-    differences = [(0.0, 0.0)]
-    for image in range(len(reference.labels)):
-        for one, other in ((reference, found), (found, reference)):
-            differences += _match_detections(one, other, image)
-    boxes, scores = np.max(differences, axis=0).tolist()
-    return Agreement({"box_difference": boxes, "score_difference": scores}, len(differences) - 1)
-
-
-def _match_detections(one: DetectionArrays, other: DetectionArrays, image: int) -> Iterator[tuple[float, float]]:
-    """Yield the differences of box and score between each certain detection of one side and its nearest match."""
-    labels, scores = one.labels[image], one.scores[image]
-    lowest = max(SCORE_THRESHOLD, float(scores.min())) + TOLERANCE  # the smallest is 0 unless all rows are taken
-    for row in np.flatnonzero((labels > 0) & (scores > lowest)):
-        same = other.labels[image] == labels[row]
-        boxes = np.abs(other.boxes_yxyx[image][same] - one.boxes_yxyx[image, row]).max(axis=1, initial=0)
-        differences = np.stack([boxes, np.abs(other.scores[image][same] - scores[row])], axis=1)
-        if not len(differences):
-            yield np.inf, np.inf
-            continue
-        nearest = differences[differences.max(axis=1).argmin()]
-        yield float(nearest[0]), float(nearest[1])
+    def compare_rounded(self, images: Any, reference: Arrays, found: Arrays) -> Agreement:
+        """Compare detections with what the network finds before suppression."""
+        logits, offsets = self.model(images, training=False)
+        boxes, scores = _decode(offsets).numpy(), tf.nn.softmax(logits).numpy()
+        both = take_detections(reference), take_detections(found)
+        return compare_rounded(boxes, scores, *both, self._box_voting)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import importlib
 import inspect
 import json
@@ -14,7 +16,7 @@ import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,15 +49,17 @@ class Agreement:
     Attributes:
         differences: by what differs, such as ``box_difference``; infinite where an output has no counterpart.
         compared: number of values or boxes.
+        tolerances: by what differs, where it is not 1e-3.
     """
 
     differences: Mapping[str, float]
     compared: int
+    tolerances: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_close(self) -> bool:
-        """Tell whether all differences are at most 1e-3."""
-        return all(difference <= TOLERANCE for difference in self.differences.values())
+        """Tell whether all differences are within their tolerances."""
+        return all(difference <= self.tolerances.get(name, TOLERANCE) for name, difference in self.differences.items())
 
     def __str__(self) -> str:
         return ", ".join(f"{name.replace('_', ' ')} {value:.2g}" for name, value in self.differences.items())
@@ -87,7 +91,7 @@ def find_worst(agreements: Sequence[Agreement]) -> Agreement:
     """Return the largest differences of several comparisons, and the sum of what was compared."""
     # By NumPy, whose maximum with NaN is NaN.
     worst = {name: float(np.max([one.differences[name] for one in agreements])) for name in agreements[0].differences}
-    return Agreement(worst, sum(one.compared for one in agreements))
+    return Agreement(worst, sum(one.compared for one in agreements), agreements[0].tolerances)
 
 
 class ExportedNetwork(ABC):
@@ -100,14 +104,37 @@ class ExportedNetwork(ABC):
 
     Attributes:
         is_scored: its outputs are what an evaluation has a metric for.
+        scale: float32 [3], what pixels in 0..255 are multiplied by to normalize them, by channel.
+        shift: float32 [3], what is added then.
     """
 
     is_scored: bool = True
+    scale: Any
+    shift: Any
 
     def __init__(self, model: Any, image_size: int, metadata: WeightsMetadata) -> None:
         self.model = model
         self.image_size = image_size
         self.metadata = metadata
+
+    @functools.cached_property
+    def traced(self) -> Any:
+        """Return `compute` as a function that TensorFlow traces once, and not anew for each export."""
+        return tf.function(self.compute, autograph=False, reduce_retracing=True)
+
+    @functools.cached_property
+    def normalized_onnx(self) -> bytes:
+        """Return the ONNX model of normalized images, which is converted once for all precisions; see `make_onnx`."""
+        content: bytes = make_onnx(self, normalized=True).SerializeToString()
+        return content
+
+    def replace_model(self, model: Any) -> ExportedNetwork:
+        """Return the same network with another model."""
+        other = copy.copy(self)
+        for name in ("traced", "normalized_onnx"):
+            other.__dict__.pop(name, None)
+        other.model = model
+        return other
 
     @abstractmethod
     def prepare_encoded(self, encoded: Any) -> Any:
@@ -129,9 +156,9 @@ class ExportedNetwork(ABC):
         """Decode an image and resize it to what an ONNX model, which resizes as well, leaves as it is."""
         return self.prepare_resized(encoded)
 
-    @abstractmethod
     def normalize(self, pixels: Any) -> Any:
-        """Normalize pixels [batch, side, side, 3] in 0..255."""
+        """Normalize resized pixels [batch, side, side, 3] in 0..255."""
+        return pixels * self.scale + self.shift
 
     @abstractmethod
     def compute(self, images: Any) -> dict[str, Any]:
@@ -156,6 +183,10 @@ class ExportedNetwork(ABC):
     @abstractmethod
     def compare(self, reference: Arrays, found: Arrays) -> Agreement:
         """Compare outputs with those of the network on the same images."""
+
+    def compare_rounded(self, images: Any, reference: Arrays, found: Arrays) -> Agreement:
+        """Compare outputs of less precision on normalized images, where rounding may decide otherwise what is kept."""
+        return self.compare(reference, found)
 
 
 def write_saved_model(network: ExportedNetwork, path: Path) -> None:
@@ -210,12 +241,12 @@ def write_onnx(network: ExportedNetwork, path: Path) -> None:
     write_file(path, make_onnx(network).SerializeToString())
 
 
-def make_onnx(network: ExportedNetwork, *, resized: bool = False) -> Any:
+def make_onnx(network: ExportedNetwork, *, normalized: bool = False) -> Any:
     """Convert a network to ONNX.
 
     Args:
         network: to convert.
-        resized: take ``images`` float32 [batch, side, side, 3], RGB in 0..255, which are resized already.
+        normalized: take ``images`` float32 [batch, side, side, 3], which are resized and normalized already.
 
     Raises:
         MissingExtraError: the converter is not installed.
@@ -224,12 +255,12 @@ def make_onnx(network: ExportedNetwork, *, resized: bool = False) -> Any:
     import onnx
 
     def compute(images: Any) -> dict[str, Any]:
-        if resized:
-            return network.compute_onnx(network.normalize(images))
+        if normalized:
+            return network.compute_onnx(images)
         return network.compute_onnx(network.prepare_pixels(tf.cast(images, tf.float32)))
 
     side = network.image_size
-    signature = tf.TensorSpec([None, side, side, 3], tf.float32, name="images") if resized else PIXELS
+    signature = tf.TensorSpec([None, side, side, 3], tf.float32, name="images") if normalized else PIXELS
     logging.getLogger("tf2onnx").setLevel(logging.ERROR)
     traced = tf.function(compute, input_signature=[signature], autograph=False)
     with hold_stderr():
@@ -411,8 +442,8 @@ def to_float32(model: Any) -> Any:
     def rebuild(layer: Any) -> Any:
         return type(layer).from_config({**layer.get_config(), "dtype": "float32"})
 
-    copy = keras.models.clone_model(model, clone_function=rebuild)
+    found = keras.models.clone_model(model, clone_function=rebuild)
     weights = {variable.name: variable for variable in model.variables}
-    for variable in copy.variables:
+    for variable in found.variables:
         variable.assign(weights[variable.name])
-    return copy
+    return found

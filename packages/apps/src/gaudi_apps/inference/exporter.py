@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import math
@@ -23,7 +22,6 @@ from gaudi_apps.inference.converters import (
     decode_pixels,
     find_worst,
     hold_stderr,
-    make_onnx,
     require_onnx,
     run_exported,
     run_saved_model,
@@ -124,12 +122,11 @@ class NetworkModel(ExportedModel):
     def __init__(self, network: ExportedNetwork) -> None:
         super().__init__(network.prepare_encoded, find_threads())
         self.device = find_device()
-        self._run = tf.function(network.compute, autograph=False, reduce_retracing=True)
+        self._network = network
 
     def compute(self, inputs: Inputs) -> Arrays:
         """Compute a batch at once."""
-        with whole_float32():
-            return {name: values.numpy() for name, values in self._run(np.asarray(inputs)).items()}
+        return _compute(self._network, np.asarray(inputs))
 
 
 def find_device() -> str:
@@ -350,10 +347,8 @@ def _restore_layers(
     """Quantize a network for OpenVINO once more, and give layers their precision back; return their names."""
     images = evaluator.num_images, evaluator.read_encoded
     bound = AccuracyBound(evaluator.measure_exported, request.max_drop, *images)
-    with hold_stderr():
-        converted = make_onnx(network, resized=True)
     # Not within `hold_stderr`: it takes minutes, and tells how far it is.
-    restored = write_openvino(converted, network, folder, "int8", request.calibration, bound)
+    restored = write_openvino(network, folder, "int8", request.calibration, bound)
     names = f" ({', '.join(restored)})" if restored else ""
     say(f"{folder.name}: {count_things(len(restored), 'layer')} in float again{names}", error=True)
     return restored
@@ -383,32 +378,34 @@ def export_format(
             with hold_stderr():
                 quantize_onnx(folder / "model.onnx", network, map(decode_pixels, calibration))
         found = run_exported(OnnxModel(folder / "model.onnx", decode_pixels, takes_floats=False), encoded_images)
-        return network.compare(_compute(network.compute, from_pixels), found)
+        return network.compare(_compute(network, from_pixels), found)
     if name == "openvino":
         with hold_stderr():
-            write_openvino(make_onnx(network, resized=True), network, folder, precision, calibration)
+            write_openvino(network, folder, precision, calibration)
         found = run_exported(open_exported(folder, name, precision, network.prepare_resized), encoded_images)
-        return network.compare(_compute(network.compute, from_pixels), found)
+        reference = _compute(network, from_pixels)
+        if precision == "bf16":
+            return network.compare_rounded(from_pixels, reference, found)
+        return network.compare(reference, found)
     if name == "tflite":
         quantize = partial(quantize_tflite, network=network, calibration=calibration) if calibration else None
         write_tflite(network, folder / "model.tflite", precision, quantize)
         found = run_exported(open_exported(folder, name, precision, network.prepare_resized), encoded_images)
-        return network.compare(_compute(network.compute, from_pixels), found)
+        return network.compare(_compute(network, from_pixels), found)
     from_encoded = np.stack([network.prepare_encoded(encoded) for encoded in encoded_images])
-    reference = _compute(network.compute, from_encoded)
+    reference = _compute(network, from_encoded)
     if name == "safetensors":
         write_weights(network.model, folder / "weights.safetensors", metadata=network.metadata)
-        restored = copy.copy(network)
-        restored.model = to_float32(network.model)
+        restored = network.replace_model(to_float32(network.model))
         for variable in restored.model.variables:  # zeros where the file has no weights
             variable.assign(np.zeros(variable.shape, np.float32))
         assign_weights(restored.model, read_weights(folder / "weights.safetensors"))
-        return network.compare(reference, _compute(restored.compute, from_encoded))
+        return network.compare(reference, _compute(restored, from_encoded))
     if name != "saved_model":
         raise ValueError(f"{name!r} is no format of an export")
     write_saved_model(network, folder)
     of_encoded, of_pixels = run_saved_model(folder, encoded_images, scratch)
-    others = network.compare(_compute(network.compute, from_pixels), of_pixels)
+    others = network.compare(_compute(network, from_pixels), of_pixels)
     return find_worst([network.compare(reference, of_encoded), others])
 
 
@@ -430,9 +427,9 @@ def _require_good(name: str, kind: ExportKind, export: Export, request: ExportRe
         )
 
 
-def _compute(function: Any, images: Any) -> Arrays:
+def _compute(network: ExportedNetwork, images: Any) -> Arrays:
     with whole_float32():
-        return {name: values.numpy() for name, values in tf.function(function, autograph=False)(images).items()}
+        return {name: values.numpy() for name, values in network.traced(images).items()}
 
 
 def _spread(count: int) -> list[int]:

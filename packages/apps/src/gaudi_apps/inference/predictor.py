@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -386,7 +386,25 @@ class FileProgress:
         self._console.print(text)
 
 
-def read_trained(path: str | os.PathLike[str]) -> tuple[WeightsFile, WeightsMetadata]:
+Trained: TypeAlias = tuple[WeightsFile, WeightsMetadata]
+
+
+def read_model(path: Path, runtime: RuntimeFlag) -> CheckedExport | Trained:
+    """Read a trained network once: the export that a runtime is to run, see `find_export`, else the weights.
+
+    Raises:
+        GaudiError, WeightsError: see `find_export` and `read_trained`.
+    """
+    return find_export(path, runtime) or read_trained(path)
+
+
+def name_model(found: CheckedExport | Trained) -> str | None:
+    """Return the name of the network that `read_model` found; None where its file names none."""
+    name: str | None = found.manifest.get("model") if isinstance(found, CheckedExport) else found[1].model
+    return name
+
+
+def read_trained(path: str | os.PathLike[str]) -> Trained:
     """Read the weights of a trained network with its classes.
 
     Args:

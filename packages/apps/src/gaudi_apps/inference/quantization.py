@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gaudi_apps.inference.converters import ExportedNetwork
 
 QUANTIZED_TYPES = ("Conv", "Gemm", "MatMul", "Add", "MaxPool")  # of ONNX
+LAYERS, KEPT_PRECISE = ("Convolution", "MatMul"), "precise_0"  # of OpenVINO; the mark of what keeps its precision
 KEPT = "box_head"  # the layers that predict offsets, see gaudi_models.ssd
 # Accuracy control measures each group of layers with and without 8 bits on RANKED images, and then puts back one group
 # after the other, at most MOST_RESTORED of them, with an evaluation on all images after each.
@@ -54,7 +55,6 @@ class AccuracyBound:
 
 
 def write_openvino(
-    converted: Any,
     network: ExportedNetwork,
     folder: Path,
     precision: ExportPrecision,
@@ -66,11 +66,10 @@ def write_openvino(
     Classes (as JSON) and precision are among the file's rt_info, under ``gaudi_apps``.
 
     Args:
-        converted: the ONNX model of the network, which takes the same; OpenVINO's own conversion of TensorFlow knows no
-            combined suppression.
-        network: that it is of.
+        network: to convert from ONNX; OpenVINO's own conversion of TensorFlow knows no combined suppression.
         folder: to write into.
-        precision: fp16 and bf16 halve the weights in the file; bf16 is computed by the hint that loaders give.
+        precision: fp16 and bf16 halve the weights in the file; bf16 is computed by the hint that loaders give, but for
+            the first layer, what is before it, and the last layers, which stay in float32.
         calibration: training images for the ranges of int8, JPEG or PNG.
         bound: of int8: the layers that cost the most get their precision back until it holds; None: all layers that
             may have 8 bits have them.
@@ -84,9 +83,12 @@ def write_openvino(
     openvino = import_runtime("openvino")
     restored: list[str] = []
     scratch = folder / "scratch.onnx"  # OpenVINO reads files
-    write_file(scratch, converted.SerializeToString(), durable=False)
+    write_file(scratch, network.normalized_onnx, durable=False)
     with contextlib.redirect_stdout(io.StringIO()):  # NNCF draws progress there
         model = openvino.convert_model(str(scratch))
+        _normalize_input(model, network)
+        if precision == "bf16":
+            _keep_ends(model)
         if precision == "int8":
             if not calibration:
                 raise ValueError("int8 needs calibration")
@@ -96,6 +98,65 @@ def write_openvino(
     openvino.save_model(model, str(folder / "model.xml"), compress_to_fp16=precision in ("fp16", "bf16"))
     scratch.unlink()
     return restored
+
+
+def _normalize_input(model: Any, network: ExportedNetwork) -> None:
+    """Let a model of OpenVINO of normalized images take pixels in 0..255."""
+    opset = import_runtime("openvino.opset13")
+    (images,) = model.inputs
+    readers = images.get_target_inputs()
+    scaled = opset.multiply(images, opset.constant(network.scale.reshape(1, 1, 1, 3)))
+    shifted = opset.add(scaled, opset.constant(network.shift.reshape(1, 1, 1, 3)))
+    for reader in readers:
+        reader.replace_source_output(shifted.output(0))
+    model.validate_nodes_and_infer_types()
+
+
+def _keep_ends(model: Any) -> None:
+    """Mark what OpenVINO is to compute in float32, whatever the hint: up to the first layer, and the last layers.
+
+    Bfloat16 has 8 bits, as pixels have, and half of a level of all pixels is most of what scores lose by it; what the
+    first layer loses goes through all others; and a logit of 4 in bfloat16 is a multiple of 1/64. Pooling after the
+    first layer is cheaper in float32 than a large image in another layout and precision.
+    """
+    ahead, layer = [reader.get_node() for one in model.inputs for reader in one.get_target_inputs()], None
+    while ahead:
+        operation = ahead.pop()
+        operation.get_rt_info()[KEPT_PRECISE] = ""
+        if operation.get_type_name() in LAYERS:
+            layer = operation
+        else:
+            ahead += [reader.get_node() for one in operation.outputs() for reader in one.get_target_inputs()]
+    while layer is not None:
+        readers = [reader.get_node() for reader in layer.output(0).get_target_inputs()]
+        layer = readers[0] if len(readers) == 1 and readers[0].get_type_name() in ("Add", "Relu", "MaxPool") else None
+        if layer is not None and layer.get_type_name() == "MaxPool":
+            layer = _replace_pool(layer)
+        if layer is not None:
+            layer.get_rt_info()[KEPT_PRECISE] = ""
+    behind, seen = [*model.get_results()], set[str]()
+    while behind:
+        operation = behind.pop()
+        for source in (one.get_source_output().get_node() for one in operation.inputs()):
+            if source.get_type_name() in LAYERS:
+                source.get_rt_info()[KEPT_PRECISE] = ""
+            elif source.get_friendly_name() not in seen:
+                seen.add(source.get_friendly_name())
+                behind.append(source)
+
+
+def _replace_pool(pool: Any) -> Any:
+    """Replace a pooling by its first version: OpenVINO makes this of later ones, and forgets their marks."""
+    told = pool.get_attributes()
+    if told["rounding_type"] not in ("floor", "ceil") or {*told["dilations"]} != {1}:
+        return pool
+    shape = told["strides"], told["pads_begin"], told["pads_end"], told["kernel"]
+    first = import_runtime("openvino.opset1").max_pool(
+        pool.input_value(0), *shape, told["rounding_type"], told["auto_pad"]
+    )
+    first.set_friendly_name(pool.get_friendly_name())
+    pool.output(0).replace(first.output(0))
+    return first
 
 
 def _quantize(

@@ -15,7 +15,7 @@ import numpy as np
 
 import gaudi_apps
 from gaudi_apps.inference.media import InputImage
-from gaudi_apps.inference.predictor import read_trained
+from gaudi_apps.inference.predictor import name_model, read_model
 from gaudi_datasets.errors import DataError, FlagError
 from gaudi_models.architectures import CLASSIFIERS
 
@@ -202,16 +202,16 @@ class ServedModel(NamedTuple):
             GaudiError, WeightsError: as by `gaudi_apps.Detector.load` and `gaudi_apps.Classifier.load`.
             FlagError: a flag is of the other kind of network.
         """
-        _, metadata = read_trained(path)
-        if metadata.model not in CLASSIFIERS:
+        found = read_model(path, runtime)
+        if name_model(found) not in CLASSIFIERS:
             _require_unused("--top", top, "classifiers")
             options: dict[str, Any] = {
                 "score_threshold": SCORE_THRESHOLD if score_threshold is None else score_threshold
             }
-            return cls(gaudi_apps.Detector.load(path, runtime=runtime), "detector", options, max_pixels)
+            return cls(gaudi_apps.Detector.open(found, path), "detector", options, max_pixels)
         _require_unused("--score_threshold", score_threshold, "detectors")
         options = {} if top is None else {"top": top}
-        return cls(gaudi_apps.Classifier.load(path, runtime=runtime), "classifier", options, max_pixels)
+        return cls(gaudi_apps.Classifier.open(found, path), "classifier", options, max_pixels)
 
     @property
     def classes(self) -> tuple[str, ...]:
