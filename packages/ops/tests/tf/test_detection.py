@@ -135,7 +135,8 @@ def test_votes_are_numpys(seed: int, voting_iou: float, max_detections: int) -> 
     scores = np.array(rng.permutation(2 * 30 * 4).reshape(2, 30, 4) / 240, np.float32)  # no ties
     options: dict[str, Any] = {"max_detections": max_detections, "score_threshold": 0.25, "voting_iou": voting_iou}
     by_library = non_max_suppression(boxes, scores, max_per_class=max_detections, **options)
-    for results in (by_library, suppress_by_overlaps(boxes, scores, **options)):
+    by_rounds = suppress_by_overlaps(boxes, scores, max_per_class=max_detections, **options)
+    for results in (by_library, by_rounds):
         for image in range(2):
             expected = gaudi_ops.non_max_suppression(
                 boxes[image], scores[image], max_per_class=max_detections, **options
@@ -163,18 +164,19 @@ def test_detections_are_numpys(seed: int, threshold: float, max_per_class: int, 
             np.testing.assert_array_equal(result[image, len(expected) :], 0)
 
 
-@given(seeds, st.sampled_from([0.3, 0.5, 0.8]), st.sampled_from([10, 150]))
+@given(seeds, st.sampled_from([0.3, 0.5, 0.8]), st.sampled_from([5, 200]), st.sampled_from([10, 150]))
 @settings(max_examples=25, deadline=None)
-def test_suppression_in_rounds_is_numpys(seed: int, threshold: float, max_detections: int) -> None:
+def test_suppression_in_rounds_is_numpys(seed: int, threshold: float, max_per_class: int, max_detections: int) -> None:
     """With rows to spare and without, and images that take different numbers of rounds."""
     rng = np.random.default_rng(seed)
     boxes = np.sort(rng.random((2, 30, 2, 2), np.float32), axis=2).reshape(2, 30, 4)
     scores = np.array(rng.permutation(2 * 30 * 4).reshape(2, 30, 4) / 240, np.float32)  # no ties
     options: dict[str, Any] = {"iou_threshold": threshold, "max_detections": max_detections, "score_threshold": 0.25}
+    options |= {"max_per_class": max_per_class}
     results = suppress_by_overlaps(boxes, scores, **options)
     assert [part.dtype for part in results] == [tf.float32, tf.int32, tf.float32]
     for image in range(2):
-        expected = gaudi_ops.non_max_suppression(boxes[image], scores[image], max_per_class=max_detections, **options)
+        expected = gaudi_ops.non_max_suppression(boxes[image], scores[image], **options)
         for result, rows in zip(results, expected, strict=True):
             assert result.shape[1] == max_detections
             np.testing.assert_array_equal(result[image, : len(rows)], rows)

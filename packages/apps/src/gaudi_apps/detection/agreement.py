@@ -15,7 +15,9 @@ from gaudi_ops.boxes import vote_on_boxes
 
 SCORE_THRESHOLD = 0.05
 IOU_THRESHOLD = VOTING_IOU = 0.5
-DETECTIONS_PER_IMAGE = 200  # at most, and that many boxes of a class, the best ones, go into suppression
+# At most; and of the boxes of a class, how many of the best ones go into suppression. Where they vote, these are as many
+# as were published: an object has a dozen voters, and a crowd over 200.
+DETECTIONS_PER_IMAGE, VOTERS_PER_CLASS = 200, 400
 SCORE_TOLERANCE = 0.01  # what bfloat16 may change of a score
 # What it may change of the overlap of two boxes: sides within 1e-3 are that much of the smallest ones.
 OVERLAP_TOLERANCE = 0.05
@@ -130,7 +132,7 @@ class Candidates(NamedTuple):
             return 0, np.inf, np.inf
         boxes = self.boxes_yxyx[places]
         if self.box_voting:
-            voters = np.argsort(-scores, kind="stable")[:DETECTIONS_PER_IMAGE]
+            voters = np.argsort(-scores, kind="stable")[:VOTERS_PER_CLASS]
             voters = voters[scores[voters] > SCORE_THRESHOLD]
             boxes = vote_on_boxes(boxes, self.boxes_yxyx[voters], scores[voters], VOTING_IOU)
         clipped = np.clip(boxes, 0, 1)
@@ -153,7 +155,8 @@ def _count_lost(
         places: of the boxes that the export detects, among the candidates, by row.
     """
     scores = reference.scores[image]
-    last = -np.sort(-candidates.scores, axis=0)[:DETECTIONS_PER_IMAGE][-1]  # of each class that goes into suppression
+    count = VOTERS_PER_CLASS if candidates.box_voting else DETECTIONS_PER_IMAGE
+    last = -np.sort(-candidates.scores, axis=0)[:count][-1]  # of each class that goes into suppression
     lowest = np.maximum(last, max(SCORE_THRESHOLD, float(scores.min()))) + SCORE_TOLERANCE
     lost = 0
     for row in np.flatnonzero((reference.labels[image] > 0) & (scores > lowest[reference.labels[image]])):

@@ -21,6 +21,7 @@ from gaudi_apps.detection.agreement import (
     DETECTIONS_PER_IMAGE,
     IOU_THRESHOLD,
     SCORE_THRESHOLD,
+    VOTERS_PER_CLASS,
     VOTING_IOU,
     compare_detections,
     compare_rounded,
@@ -293,19 +294,18 @@ class _ExportedDetector(Detector):
 def find_boxes(model: Any, images: Any, box_voting: bool = False) -> tuple[Any, Any, Any]:
     """Compute `Detector.detect` on tensors, inside a graph."""
     logits, offsets = model(images, training=False)
-    rules = {**_make_rules(box_voting), "max_per_class": DETECTIONS_PER_IMAGE}
-    boxes, labels, scores = non_max_suppression(_decode(offsets), tf.nn.softmax(logits), **rules)
+    boxes, labels, scores = non_max_suppression(_decode(offsets), tf.nn.softmax(logits), **_make_rules(box_voting))
     return tf.clip_by_value(boxes, 0.0, 1.0), labels, scores
 
 
 def detect_combined_nms(model: Any, images: Any, box_voting: bool = False) -> tuple[Any, Any, Any]:
     """Detect as `find_boxes` does, by the combined suppression that ONNX has.
 
-    Scores that tie with the 200th of their class are kept, too.
+    Scores that tie with the last considered one of their class are kept, too.
     """
     logits, offsets = model(images, training=False)
     scores, decoded = tf.nn.softmax(logits)[..., 1:], _decode(offsets)
-    best = tf.math.top_k(tf.transpose(scores, [0, 2, 1]), DETECTIONS_PER_IMAGE)
+    best = tf.math.top_k(tf.transpose(scores, [0, 2, 1]), _make_rules(box_voting)["max_per_class"])
     scores = tf.where(scores >= best.values[:, tf.newaxis, :, -1], scores, 0.0)
     found = tf.image.combined_non_max_suppression(
         decoded[:, :, tf.newaxis],
@@ -334,7 +334,8 @@ def detect_by_builtins(model: Any, images: Any, box_voting: bool = False) -> tup
 
 def _make_rules(box_voting: bool) -> dict[str, Any]:
     rules: dict[str, Any] = {"score_threshold": SCORE_THRESHOLD, "iou_threshold": IOU_THRESHOLD}
-    return {**rules, "max_detections": DETECTIONS_PER_IMAGE, "voting_iou": VOTING_IOU if box_voting else None}
+    rules |= {"max_per_class": DETECTIONS_PER_IMAGE, "max_detections": DETECTIONS_PER_IMAGE}
+    return rules | {"max_per_class": VOTERS_PER_CLASS, "voting_iou": VOTING_IOU} if box_voting else rules
 
 
 def _decode(offsets: Any) -> Any:

@@ -169,6 +169,7 @@ def suppress_by_overlaps(
     *,
     score_threshold: float = 0.05,
     iou_threshold: float = 0.5,
+    max_per_class: int = 200,
     max_detections: int = 200,
     voting_iou: float | None = None,
 ) -> tuple[Any, Any, Any]:
@@ -183,13 +184,14 @@ def suppress_by_overlaps(
         scores: float32 [batch, boxes, classes], column 0 is background and gives no detection.
         score_threshold: only scores above it count.
         iou_threshold: a box that overlaps a better one of its class by this or more is dropped.
-        max_detections: rows of the result, and the number of the best scores of a class that are considered.
+        max_per_class: number of the best scores of a class that are considered.
+        max_detections: rows of the result.
         voting_iou: see `gaudi_ops.non_max_suppression`.
 
     Returns:
         as `non_max_suppression`.
     """
-    classes, count = scores.shape[-1] - 1, min(max_detections, scores.shape[1])
+    classes, count = scores.shape[-1] - 1, min(max_per_class, scores.shape[1])
     by_class = tf.transpose(tf.where(scores > score_threshold, scores, 0.0)[..., 1:], [0, 2, 1])
     best = tf.math.top_k(by_class, count)
     candidates = tf.gather(boxes_yxyx, best.indices, batch_dims=1)  # [batch, classes, count, 4]
