@@ -15,8 +15,8 @@ from gaudi_ops.boxes import vote_on_boxes
 
 SCORE_THRESHOLD = 0.05
 IOU_THRESHOLD = VOTING_IOU = 0.5
-# At most; and of the boxes of a class, how many of the best ones go into suppression. Where they vote, these are as many
-# as were published: an object has a dozen voters, and a crowd over 200.
+# At most; and of the boxes of a class, that many, the best ones, go into suppression. Where boxes vote, more do, as was
+# published: an object has a dozen voters, and a crowd over 200.
 DETECTIONS_PER_IMAGE, VOTERS_PER_CLASS = 200, 400
 SCORE_TOLERANCE = 0.01  # what bfloat16 may change of a score
 # What it may change of the overlap of two boxes: sides within 1e-3 are that much of the smallest ones.
