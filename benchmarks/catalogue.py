@@ -28,6 +28,7 @@ SHARES: Mapping[str, float] = {
     "collectives": 2.5,
     "weak_scaling": 4,
     "simulated_ranks": 1.5,
+    "gloo_start": 1.5,
     "scaling": 2.5,
     "serving": 5,
 }
