@@ -10,15 +10,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from gaudi_distributed.cluster.rank_info import RankInfo
-from gaudi_distributed.comm.communicator import BucketConfig, check_root, reduce_in_buckets
+from gaudi_distributed.comm.communicator import BucketConfig, check_group, check_root, reduce_in_buckets
 from gaudi_distributed.errors import ConfigurationError
+
+# TensorFlow numbers its own groups from 1.
+_FIRST_GROUP_KEY = 1 << 20
 
 
 class CollectiveCommunicator:
     """A communicator over a strategy with one replica in each process; see `Communicator`."""
 
-    def __init__(self, strategy: Any, rank_info: RankInfo, bucket_config: BucketConfig) -> None:
+    def __init__(self, strategy: Any, rank_info: RankInfo, bucket_config: BucketConfig, group_size: int = 1) -> None:
         import tensorflow as tf
+
+        check_group(group_size, rank_info.size)
 
         if strategy.num_replicas_in_sync != rank_info.size:
             raise ConfigurationError(
@@ -29,6 +34,7 @@ class CollectiveCommunicator:
         self.local_rank, self.local_size = rank_info.local_rank, rank_info.local_size
         self._strategy, self._bucket_config = strategy, bucket_config
         self._graph = tf.function(self._sum_in_graph, autograph=False)
+        self.group_size, self._group_calls = group_size, 0
 
     def allreduce(self, tensors: Sequence[Any], *, average: bool = True, compressed: bool = False) -> list[Any]:
         """See `Communicator.allreduce`."""
@@ -39,6 +45,17 @@ class CollectiveCommunicator:
             compressed=compressed,
             bucket_config=self._bucket_config,
             total=self._sum,
+        )
+
+    def allreduce_group(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return the sum of each tensor over the ranks of this one's group, of `group_size`; no other rank hears it."""
+        return reduce_in_buckets(
+            tensors,
+            size=self.group_size,
+            average=False,
+            compressed=False,
+            bucket_config=self._bucket_config,
+            total=self._sum_group,
         )
 
     def broadcast(self, tensors: Sequence[Any], *, root: int = 0) -> list[Any]:
@@ -101,6 +118,27 @@ class CollectiveCommunicator:
             return self._sum_in_graph(*vectors)
         return list(self._graph.get_concrete_function(*vectors)(*vectors))
 
+    def _sum_group(self, vectors: list[Any]) -> list[Any]:
+        """Sum by the operation that the strategy itself uses, which reduces within all its replicas alone."""
+        import tensorflow as tf
+
+        first = self._group_calls
+        self._group_calls += len(vectors)
+        with tf.device(self._strategy.extended.worker_devices[0]):
+            return [
+                tf.raw_ops.CollectiveReduceV2(
+                    input=vector,
+                    group_size=self.group_size,
+                    group_key=_FIRST_GROUP_KEY + self.rank // self.group_size,
+                    # All ranks make the same calls, in this order.
+                    instance_key=first + i,
+                    ordering_token=[],
+                    merge_op="Add",
+                    final_op="Id",
+                )
+                for i, vector in enumerate(vectors)
+            ]
+
     def _sum_in_graph(self, *vectors: Any) -> list[Any]:
         import tensorflow as tf
 
@@ -113,7 +151,7 @@ class CollectiveCommunicator:
         return list(self._strategy.run(reduce, vectors))
 
 
-def open_multi_worker(rank_info: RankInfo, bucket_config: BucketConfig) -> CollectiveCommunicator:
+def open_multi_worker(rank_info: RankInfo, bucket_config: BucketConfig, group_size: int = 1) -> CollectiveCommunicator:
     """Wait for all workers of TF_CONFIG; call it before TensorFlow computes anything.
 
     Raises:
@@ -132,7 +170,7 @@ def open_multi_worker(rank_info: RankInfo, bucket_config: BucketConfig) -> Colle
             field="TF_CONFIG",
             remedy="wait for its end, or start this one by gaudi-run with another --first_port",
         ) from error
-    return CollectiveCommunicator(strategy, rank_info, bucket_config)
+    return CollectiveCommunicator(strategy, rank_info, bucket_config, group_size)
 
 
 def open_hpu(rank_info: RankInfo, bucket_config: BucketConfig) -> CollectiveCommunicator:

@@ -35,6 +35,7 @@ class CommunicationOptions:
     `compression`: the type in which float32 gradients travel.
     `fusion_threshold_mb`: tensors are reduced in buckets of at most so many MiB (None: 64; 0: each by itself).
     `hierarchical_allreduce`: Horovod reduces within each host first, where its back end can.
+    `group_size`: of the groups of neighbouring ranks that sum among themselves, see `allreduce_within`; 1: none do.
     `first_port`: without TF_CONFIG, rank r of tf.distribute on one machine listens at `first_port` + r.
     """
 
@@ -42,6 +43,7 @@ class CommunicationOptions:
     compression: Compression = "none"
     fusion_threshold_mb: int | None = None
     hierarchical_allreduce: bool = False
+    group_size: int = 1
     first_port: int = FIRST_PORT
 
 
@@ -116,16 +118,20 @@ def open_communicator(options: CommunicationOptions) -> Communicator:
     if options.engine == "horovod":
         from gaudi_distributed.comm.horovod_engine import HorovodCommunicator
 
-        return HorovodCommunicator(rank_info, bucket_config)
+        # Horovod's rings within hosts are those of all ranks.
+        group_size = 1 if options.hierarchical_allreduce else options.group_size
+        return HorovodCommunicator(rank_info, bucket_config, group_size)
     if options.engine == "horovod_mxnet":
         from gaudi_distributed.comm.horovod_mxnet_engine import HorovodMXNetCommunicator
 
-        return HorovodMXNetCommunicator(rank_info)
+        return HorovodMXNetCommunicator(rank_info, options.group_size)
     if options.engine == "single":
         return SingleProcess()
     from gaudi_distributed.comm.collective_engine import open_hpu, open_multi_worker
 
-    return (open_hpu if options.engine == "hpu" else open_multi_worker)(rank_info, bucket_config)
+    if options.engine == "hpu":
+        return open_hpu(rank_info, bucket_config)
+    return open_multi_worker(rank_info, bucket_config, options.group_size)
 
 
 def _check_options(options: CommunicationOptions, rank_info: RankInfo) -> None:
