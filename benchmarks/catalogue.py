@@ -23,6 +23,7 @@ SHARES: Mapping[str, float] = {
     "mxnet_step": 3,
     "conversion": 3,
     "loader_memory": 3,
+    "record_index": 1.5,
     "grouped_convolution": 1.5,
     "optimizers": 1.5,
     "collectives": 2.5,
