@@ -23,11 +23,13 @@ SHARES: Mapping[str, float] = {
     "mxnet_step": 3,
     "conversion": 3,
     "loader_memory": 3,
+    "record_index": 1.5,
     "grouped_convolution": 1.5,
     "optimizers": 1.5,
     "collectives": 2.5,
     "weak_scaling": 4,
     "simulated_ranks": 1.5,
+    "gloo_start": 1.5,
     "scaling": 2.5,
     "serving": 5,
 }

@@ -1,4 +1,4 @@
-"""One rank of collectives.py; rank 0 writes seconds by name. Arguments: OUTPUT REPEATS SECONDS."""
+"""One rank of collectives.py; rank 0 writes seconds by name. Arguments: OUTPUT REPEATS SECONDS GROUP."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,51 @@ from gaudi_distributed import (
 CLASSES = 81
 
 
-def main(output: Path, repeats: int, seconds: float) -> None:
-    """Reduce in turns, as often as there is time for, on all ranks alike."""
-    options = CommunicationOptions("horovod", compression="fp16")
+def main(output: Path, repeats: int, seconds: float, group: int) -> None:
+    """Reduce in turns, as often as there is time for, on all ranks alike; with groups, what batch norms sum in them."""
+    options = CommunicationOptions("horovod", compression="fp16", group_size=group)
     apply_environment(communication_environment(options, detect_rank(os.environ), os.environ))
     open_device("cpu")
     communicator = open_communicator(options)
+    candidates, megabytes = (make_group_sums if group > 1 else make_reductions)(communicator)
+    timings = time_in_turns(communicator, candidates, 1, repeats, seconds)
+    if communicator.rank == 0:
+        output.write_text(json.dumps({"megabytes": megabytes, **timings}), encoding="utf-8")
+    communicator.barrier()
+    communicator.close()
+
+
+def make_group_sums(communicator: Any) -> tuple[dict[str, Callable[[], Any]], float]:
+    """Return functions that sum within pairs what the batch norms of an SSD sum one after the other, and its MB."""
+    import tensorflow as tf
+
+    from gaudi_distributed.comm.communicator import _sum_rows
+    from gaudi_models.architectures import list_ssd_tensors
+
+    counts = [2 * channels + 1 for channels in list_ssd_tensors(CLASSES - 1).channels]
+
+    def sum_all(reduce: Callable[[list[Any]], list[Any]], value: Any) -> list[Any]:
+        sums = []
+        for count in counts:
+            (one,) = reduce([tf.fill([count], value)])
+            value = one[0] / 2
+            sums.append(one)
+        return sums
+
+    # An argument, for what is constant TensorFlow sums while it optimizes the graph, in an order of each rank's own.
+    start = tf.constant(communicator.rank + 1.0)
+
+    size = communicator.group_size
+    rows = tf.function(lambda value: sum_all(partial(_sum_rows, communicator, size), value), autograph=False)
+    groups = tf.function(lambda value: sum_all(communicator.allreduce_group, value), autograph=False)
+    candidates = {"rows": lambda: rows(start), "groups": lambda: groups(start)}
+    for one, other in zip(*(function() for function in candidates.values()), strict=True):
+        tf.debugging.assert_equal(one, other)
+    return candidates, sum(counts) * 4 / 1e6
+
+
+def make_reductions(communicator: Any) -> tuple[dict[str, Callable[[], Any]], float]:
+    """Return functions that reduce the gradients of an SSD, and their MB."""
     import horovod.tensorflow as hvd
     import numpy as np
     import tensorflow as tf
@@ -44,12 +84,7 @@ def main(output: Path, repeats: int, seconds: float) -> None:
     first, second, _ = ([one.numpy() for one in function()] for function in candidates.values())
     for one, other in zip(first, second, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
-    timings = time_in_turns(communicator, candidates, 1, repeats, seconds)
-    if communicator.rank == 0:
-        megabytes = sum(shape.num_elements() for shape in shapes) * 4 / 1e6
-        output.write_text(json.dumps({"megabytes": megabytes, **timings}), encoding="utf-8")
-    communicator.barrier()
-    communicator.close()
+    return candidates, sum(shape.num_elements() for shape in shapes) * 4 / 1e6
 
 
 def time_in_turns(
@@ -92,4 +127,4 @@ def time_in_turns(
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))

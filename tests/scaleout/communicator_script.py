@@ -21,6 +21,7 @@ from gaudi_distributed import (
     open_device,
     verify_consistent,
 )
+from gaudi_distributed.comm.communicator import _sum_rows
 
 IMAGES = 8  # of a step, over all ranks
 # Many small tensors, one larger than the bucket of 1 MiB, and three types.
@@ -31,7 +32,7 @@ def main() -> None:
     gc.disable()  # what is imported stays
     folder, engine = Path(sys.argv[1]), sys.argv[2]
     rank_info = detect_rank(os.environ)
-    options = CommunicationOptions(engine, compression="fp16", fusion_threshold_mb=1)  # type: ignore[arg-type]
+    options = CommunicationOptions(engine, compression="fp16", fusion_threshold_mb=1, group_size=2)  # type: ignore[arg-type]
     apply_environment(communication_environment(options, rank_info, os.environ))
     open_device("cpu")
     communicator = open_communicator(options)
@@ -113,10 +114,13 @@ def reduce_in_groups(communicator: Communicator) -> dict[str, Any]:
 
     tensors = make_tensors(communicator.rank)[:3]
     within = allreduce_within(communicator, 2)
+    if communicator.size > 2:
+        assert within == communicator.allreduce_group  # type: ignore[attr-defined]
     refuse(ConfigurationError, lambda: allreduce_within(communicator, 3))
     return {
         "groups": within(tensors),
         "groups_in_graph": tf.function(within)(tensors),
+        "groups_by_rows": _sum_rows(communicator, 2, tensors),
         "groups_of_one": allreduce_within(communicator, 1)(tensors),
     }
 

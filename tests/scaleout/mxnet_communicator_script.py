@@ -18,7 +18,7 @@ SHAPES = ((3,), (2, 5), (1, 1, 4))
 
 def main() -> None:
     folder, rank_info = Path(sys.argv[1]), detect_rank(os.environ)
-    options = CommunicationOptions("horovod_mxnet")
+    options = CommunicationOptions("horovod_mxnet", group_size=2)
     apply_environment(communication_environment(options, rank_info, os.environ))
     communicator: Any = open_communicator(options)
     assert (communicator.rank, communicator.size) == (rank_info.rank, rank_info.size)

@@ -20,7 +20,7 @@ README = Path(__file__).resolve().parents[2] / "packages" / "distributed" / "REA
 SCRIPT = Path(__file__).with_name("communicator_script.py")
 ENGINES = {"mpi": "horovod", "gloo": "horovod", "multi_worker": "multi_worker"}
 SHAPES = ((), (7,), (3, 5), (300, 1000), (64,), (1, 1, 1, 2))
-GROUPED = ("groups", "groups_in_graph", "groups_of_one")
+GROUPED = ("groups", "groups_in_graph", "groups_by_rows", "groups_of_one")
 
 Results = list[dict[str, list[np.ndarray[Any, Any]]]]
 
@@ -132,8 +132,8 @@ def test_groups(results: Results) -> None:
         assert_close(found["groups"], expected, atol=1e-6)
         assert_close(found["groups_in_graph"], expected, atol=1e-6)
         assert_close(found["groups_of_one"], inputs(rank)[:3], atol=0)
-        for name in ("groups", "groups_in_graph"):
-            assert [each.tobytes() for each in found[name]] == [each.tobytes() for each in results[first][name]]
+        for name in ("groups", "groups_in_graph", "groups_by_rows"):
+            assert [each.tobytes() for each in found[name]] == [each.tobytes() for each in results[first]["groups"]]
 
 
 def test_gather_is_by_rank(results: Results) -> None:

@@ -46,16 +46,25 @@ def test_hierarchy_saves_messages_where_there_are_many_hosts() -> None:
     assert rings == pytest.approx(2 * (7 + 127) * 1e-5, rel=1e-3)
 
 
-def test_a_sum_over_groups_has_a_row_for_each() -> None:
-    step = STEP._replace(sums=(100, 200), group=8)
-    by_hand = sum(scaling.allreduce_seconds(8 * size, links(64)) for size in (100, 200))
-    assert scaling.batch_norm_seconds(step, links(64)) == pytest.approx(by_hand)
+def test_a_sum_over_groups_is_a_ring_of_each() -> None:
+    """Of 2 or 8 ranks of a host, 16 of two hosts, or 32 of 64, whose hosts of 6 hold no whole number of groups."""
+    step, ranks = STEP._replace(sums=(100, 200), group=8), (2, 8, 16)
+    for group, bandwidth in zip(ranks, (1e11, 1e11, 1e10), strict=True):
+        by_hand = sum(scaling.ring_seconds(size, group, bandwidth, 1e-5) for size in (100, 200))
+        found = [scaling.batch_norm_seconds(step._replace(group=group), links(size)) for size in (64, 1024)]
+        assert found == pytest.approx([by_hand, by_hand])
+    uneven = scaling.batch_norm_seconds(step, links(48)._replace(ranks_per_host=6))
+    assert uneven == pytest.approx(sum(scaling.ring_seconds(size, 8, 1e10, 1e-5) for size in (100, 200)))
     of_all = sum(scaling.allreduce_seconds(size, links(64)) for size in (100, 200))
     for group in (64, 0, 128):
         assert scaling.batch_norm_seconds(step._replace(group=group), links(64)) == pytest.approx(of_all)
     assert scaling.batch_norm_seconds(step._replace(group=1), links(64)) == 0
     rings = scaling.batch_norm_seconds(step._replace(group=0, hierarchical=True), links(64))
     assert 0 < rings < of_all
+    rows = scaling.batch_norm_seconds(step._replace(hierarchical=True), links(64))
+    by_hand = sum(scaling.allreduce_seconds(8 * size, links(64), hierarchical=True) for size in (100, 200))
+    assert rows == pytest.approx(by_hand)
+    assert scaling.batch_norm_seconds(step._replace(group=1, hierarchical=True), links(64)) == 0
 
 
 @pytest.mark.parametrize(
@@ -78,9 +87,9 @@ def test_a_step_by_hand() -> None:
     slow = Links(16, 8, 1e9, 1e9, 0.0)
     found = scaling.predict_step(STEP._replace(statistics=0, sums=(MB,), group=8), slow)
     assert (found.allreduce, found.hidden) == pytest.approx((0.1875, 0.075))
-    assert found.batch_norm == pytest.approx(2 * 30 / 16 * 1e-3)
-    assert found.step == pytest.approx(0.3 + 0.1125 + 0.00375)
-    assert found.efficiency == pytest.approx(0.3 / 0.41625)
+    assert found.batch_norm == pytest.approx(14 / 8 * 1e-3)
+    assert found.step == pytest.approx(0.3 + 0.1125 + 0.00175)
+    assert found.efficiency == pytest.approx(0.3 / 0.41425)
 
 
 def test_one_rank_costs_nothing() -> None:

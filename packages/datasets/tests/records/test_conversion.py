@@ -115,7 +115,7 @@ def test_any_number_of_processes_writes_the_same(tmp_path: Path) -> None:
         program = start(tmp_path / f"{processes}", processes)
         assert program.wait(SECONDS) == 0
         found.append(contents(tmp_path / f"{processes}"))
-    assert len(found[0]) == 24
+    assert len(found[0]) == 25
     assert found[0] == found[1] == found[2]
 
 
@@ -184,10 +184,10 @@ def test_shards_of_another_job_are_not_used(tmp_path: Path, other: dict[str, Any
     seen: list[int] = []
     write(9, tmp_path, seen.append, **other)
     assert sorted(seen) == list(range(9))
-    assert len(contents(tmp_path)) == other.get("shards", 3) + 1
+    assert len(contents(tmp_path)) == other.get("shards", 3) + 2
 
 
-@pytest.mark.parametrize("stopped_at", range(1, 13))
+@pytest.mark.parametrize("stopped_at", range(1, 14))
 def test_publishing_is_finished_where_it_was_stopped(
     tmp_path: Path, stopped_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +214,14 @@ def test_publishing_is_finished_where_it_was_stopped(
     write(9, out, shards=4, overwrite=True)
     assert contents(out) == contents(tmp_path / "once")
     assert sorted(path.name for path in out.iterdir()) == sorted(contents(out))
+
+
+def test_a_file_of_the_name_of_the_index_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "train.index").write_text("of somebody")
+    for overwrite in (False, True):
+        with pytest.raises(UnsafeError):
+            write(9, tmp_path, overwrite=overwrite)
+    assert contents(tmp_path) == {"train.index": hashlib.sha256(b"of somebody").hexdigest()}
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -260,6 +268,10 @@ def test_the_same_again_does_nothing(tmp_path: Path) -> None:
     first = write(9, tmp_path)
     assert write(9, tmp_path, seen.append) == first
     assert seen == []
+    index = (tmp_path / "train.index").read_bytes()
+    (tmp_path / "train.index").unlink()
+    assert write(9, tmp_path, seen.append) == first  # but for what is lost and known
+    assert (tmp_path / "train.index").read_bytes() == index
     (tmp_path / "train-00001-of-00003.tfrecord").unlink()
     with pytest.raises(UnsafeError, match="name another or --overwrite"):
         write(9, tmp_path)

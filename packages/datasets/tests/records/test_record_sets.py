@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 import google_crc32c
+import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gaudi_datasets.documents import seal
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.records import record_sets
 from gaudi_datasets.records.conversion import write_shards
 from gaudi_datasets.records.record_sets import RecordKind, RecordSet, find_kind, read_manifest
 from gaudi_datasets.records.tfrecords import encode_features, frame_record
@@ -113,16 +117,97 @@ def test_the_fingerprint_is_of_the_records(tmp_path: Path) -> None:
     assert prints[0] == prints[1] != prints[2]
 
 
-def test_a_replaced_shard_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_index", [True, False])
+@pytest.mark.parametrize("contents", [(b"5", b"7", b"9"), (b"0", b"2", b"9"), (b"0", b"7", b"4")])
+def test_a_replaced_shard_is_named(tmp_path: Path, contents: Sequence[bytes], has_index: bool) -> None:
     """Of the same size, and each of its records has the right checksum."""
-    write(tmp_path / "own", 5, 2)
-    path = tmp_path / "own" / "val-00000-of-00002.tfrecord"
+    write(tmp_path, 5, 2)
+    if not has_index:
+        (tmp_path / "val.index").unlink()
+    path = tmp_path / "val-00000-of-00002.tfrecord"
     size = path.stat().st_size
-    path.write_bytes(b"".join(frame_record(content) for content in (b"0", b"7", b"4")))
+    path.write_bytes(b"".join(map(frame_record, contents)))
     assert path.stat().st_size == size
+    if has_index and (contents[0], contents[-1]) == (b"0", b"4"):
+        records = RecordSet(tmp_path, "val", kind="detection")  # a record between them is named when it is read
+        with pytest.raises(DataError) as caught:
+            read_all(records)
+        assert (caught.value.path, caught.value.record) == (str(path), "record 1")
+        return
     with pytest.raises(DataError) as caught:
-        RecordSet(tmp_path / "own", "val", kind="detection")
+        RecordSet(tmp_path, "val", kind="detection")
     assert (caught.value.path, caught.value.field) == (str(path), "crc32c")
+
+
+@pytest.mark.parametrize(("count", "shards"), [(1, 1), (7, 3), (2, 5)])
+def test_the_index_tells_what_the_shards_do(
+    tmp_path: Path, count: int, shards: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, count, shards)
+    with monkeypatch.context() as patch:
+        patch.setattr(record_sets, "scan_records", None)  # it would be called for each shard
+        indexed = RecordSet(tmp_path, "val", kind="detection")
+    assert capsys.readouterr().err == ""
+    (tmp_path / "val.index").unlink()
+    scanned = RecordSet(tmp_path, "val", kind="detection")
+    assert "val.index" in capsys.readouterr().err
+    assert indexed._places.tolist() == scanned._places.tolist()
+    assert (indexed.fingerprint, indexed.former_fingerprint) == (scanned.fingerprint, scanned.former_fingerprint)
+    assert (read_all(indexed), indexed.list_files()) == (read_all(scanned), scanned.list_files())
+
+
+def test_an_index_that_is_not_of_these_shards_is_not_believed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bits are flipped, it is cut, or it and the manifest tell of other lengths, which a reader might allocate."""
+    write(tmp_path, 7, 3)
+    index, manifest = tmp_path / "val.index", tmp_path / "val.json"
+    good, told = index.read_bytes(), json.loads(manifest.read_text())
+    expected = read_all(RecordSet(tmp_path, "val", kind="detection"))
+    rows = np.frombuffer(good, "<i8").reshape(-1, 2)
+    damaged = [good[: 16 * 6], good + bytes(16), b"", *(flip(good, bit) for bit in range(0, 8 * len(good), 7))]
+    wrong = [(0, 0, 3), (0, 0, -1), (0, 0, 2**62), (1, 1, -1), (1, 1, 2**40)]
+    damaged += [set_value(rows, *each).tobytes() for each in wrong]
+    damaged.append(rows[::-1].tobytes())
+    for content in damaged:
+        for digest in (told["index"], hashlib.sha256(content).hexdigest()):
+            index.write_bytes(content)
+            manifest.write_text(json.dumps(seal({**told, "index": digest})))
+            found, is_told = read_or_fault(tmp_path), "val.index" in capsys.readouterr().err
+            if isinstance(found, DataError):
+                # Somebody wrote a checksum of a record that only its reading shows to be wrong, and their own seal.
+                assert (digest != told["index"], bool(found.record)) == (True, True)
+            else:
+                assert (found, is_told) == (expected, True)
+
+
+@pytest.mark.parametrize("count", [-1, 2**62, 0, "7", None, True])
+def test_a_number_of_records_is_not_believed(tmp_path: Path, count: object) -> None:
+    write(tmp_path, 7, 3)
+    manifest = tmp_path / "val.json"
+    told = json.loads(manifest.read_text())
+    told["shards"][1]["records"] = count
+    manifest.write_text(json.dumps(seal(told)))
+    assert len(RecordSet(tmp_path, "val", kind="detection")) == 7
+
+
+def read_or_fault(folder: Path) -> list[bytes] | DataError:
+    try:
+        return read_all(RecordSet(folder, "val", kind="detection"))
+    except DataError as error:
+        return error
+
+
+def flip(content: bytes, bit: int) -> bytes:
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def set_value(rows: npt.NDArray[np.int64], row: int, column: int, value: int) -> npt.NDArray[np.int64]:
+    changed = rows.copy()
+    changed[row, column] = value
+    return changed
 
 
 def test_a_record_that_is_replaced_later_is_named(tmp_path: Path) -> None:

@@ -113,12 +113,18 @@ def exposed_seconds(transfers: Iterable[tuple[float, float]], backward: float) -
 
 
 def batch_norm_seconds(step: Step, links: Links) -> float:
-    """Return the time of sums over groups of ranks; each is one over all ranks, with a row of its bytes for a group."""
+    """Return the time of sums within groups of neighbouring ranks, which all groups make at the same time, in rings.
+
+    A host has whole groups, or a group whole hosts; else groups reach over the border of a host, and wait for its
+    network. A `hierarchical` sum is one over all ranks, with a row of its bytes for each group.
+    """
     group = min(step.group or links.ranks, links.ranks)
-    if group == 1:
-        return 0.0
-    sizes = (links.ranks // group * size for size in step.sums)
-    return sum(allreduce_seconds(size, links, hierarchical=step.hierarchical) for size in sizes)
+    if step.hierarchical or group == links.ranks:
+        rows = links.ranks // group if group > 1 else 0
+        return sum(allreduce_seconds(rows * size, links, hierarchical=step.hierarchical) for size in step.sums if rows)
+    together = links.ranks_per_host if group % links.ranks_per_host == 0 else 1
+    own = links._replace(ranks=group, ranks_per_host=together if links.ranks_per_host % group else group)
+    return sum(allreduce_seconds(size, own) for size in step.sums)
 
 
 def predict_step(step: Step, links: Links) -> Prediction:

@@ -254,6 +254,7 @@ def find_distribution(flags: DistributionFlags, environ: Mapping[str, str], find
         compression=flags.gradient_compression,
         fusion_threshold_mb=flags.fusion_threshold_mb,
         hierarchical_allreduce=flags.horovod_hierarchical_allreduce,
+        group_size=group,
     )
     return Distribution(rank_info, communication, group, environment)
 

@@ -31,7 +31,7 @@ from gaudi_datasets.documents import CHECKSUM, Faults, load_json, require_seal, 
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
 from gaudi_datasets.memory import count_processors
 from gaudi_datasets.output_files import resumable_folder, write_json
-from gaudi_datasets.records.tfrecords import frame_parts
+from gaudi_datasets.records.tfrecords import encode_index, frame_parts
 from gaudi_ops.files import (
     open_regular_file,
     publish_file,
@@ -50,6 +50,7 @@ MANIFEST_FORMAT = "gaudi-datasets records"
 MANIFEST_VERSION = 3
 UNSEALED_VERSION = 2  # of earlier releases: the same without a checksum of its own
 DECODED = "decoded"  # the key that is true where each image was decoded whole before it was written
+INDEX = "index"  # the key that has the SHA-256 of the index beside the manifest
 JOB_IDENTITY = "job"  # the key in the manifest by which the same call is known; it depends on when files were changed
 
 _REFRESH_SECONDS = 0.5  # between two reports of what other processes have written
@@ -84,7 +85,8 @@ def write_shards(
 ) -> dict[str, Any]:
     """Write `<split>-00000-of-0000N.tfrecord` and so on, and the manifest `<split>.json`, into `output_dir`.
 
-    Record i is in shard i % shards, so that the shards in turn give the order of the examples. All files appear at the
+    Record i is in shard i % shards, so that the shards in turn give the order of the examples. Beside them,
+    `<split>.index` tells where each record is, so that who reads them need not look at each. All files appear at the
     end. A call that was stopped, even by a kill, is continued by the same call, with the same result; after its end the
     same call does nothing.
 
@@ -103,8 +105,8 @@ def write_shards(
         progress: called with the records done and their number.
 
     Returns:
-        The manifest, with `fixed` (number of records by what was fixed in them) and `shards` (name, records, bytes and
-        CRC-32C of each).
+        The manifest, with `fixed` (number of records by what was fixed in them), `shards` (name, records, bytes and
+        CRC-32C of each) and `index` (SHA-256 of that file).
 
     Raises:
         UnsafeError: records of this split that were made of something else are there and `overwrite` is not set, or are
@@ -148,7 +150,10 @@ def write_shards(
             fixed.update(shard.pop("fixed"))
         head = {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION, JOB_IDENTITY: identity, "split": split}
         head |= {DECODED: True} if decoded else {}
-        document = seal({**head, **manifest, "fixed": dict(sorted(fixed.items())), "shards": written})
+        index = encode_index([staging / shard["name"] for shard in written])
+        write_file(index_path(staging, split), index)
+        told = {"fixed": dict(sorted(fixed.items())), "shards": written, INDEX: hashlib.sha256(index).hexdigest()}
+        document = seal({**head, **manifest, **told})
         replaced = [path.name for path in there if path.name not in {shard["name"] for shard in written}]
         plan = seal({"replaced": replaced, "manifest": document})
         write_json(staging / _PLAN, plan)
@@ -176,6 +181,11 @@ def parse_manifest(document: Any, path: str | Path) -> dict[str, tuple[int, str 
     )
     faults.raise_any()
     return dict(rows)
+
+
+def index_path(folder: Path, split: str) -> Path:
+    """Return the path of the index of a split, see `encode_index`; its shards are in the order of their names."""
+    return folder / f"{split}.index"
 
 
 def unfinished_folder(output_dir: Path, split: str) -> Path:
@@ -226,6 +236,8 @@ def _find_finished(output_dir: Path, split: str, identity: str) -> dict[str, Any
                 field="crc32c",
                 remedy="copy it again, or replace all with --overwrite",
             )
+    if INDEX in manifest and not (index := index_path(output_dir, path.stem)).exists():
+        write_file(index, encode_index([output_dir / shard["name"] for shard in manifest["shards"]]))
     return manifest
 
 
@@ -240,7 +252,8 @@ def _checksum_file(path: Path) -> str:
 def _records_to_replace(output_dir: Path, split: str, overwrite: bool) -> list[Path]:
     """List the manifest and shards of an earlier conversion, which are removed when the new ones are whole."""
     manifest_path = output_dir / f"{split}.json"
-    there = [path for path in (manifest_path, *sorted(output_dir.glob(f"{split}-*"))) if path.exists()]
+    index = index_path(output_dir, split)
+    there = [path for path in (manifest_path, index, *sorted(output_dir.glob(f"{split}-*"))) if path.exists()]
     if there and not overwrite:
         raise UnsafeError(
             f"has records of split {split!r} ({there[0].name})", path=output_dir, remedy="name another or --overwrite"
@@ -249,6 +262,7 @@ def _records_to_replace(output_dir: Path, split: str, overwrite: bool) -> list[P
         manifest = load_json(manifest_path) if manifest_path.exists() else None
         shards = manifest.get("shards") if isinstance(manifest, Mapping) else None
         named = {shard.get("name") for shard in shards or [] if isinstance(shard, Mapping)} | {manifest_path.name}
+        named |= {index.name} if isinstance(manifest, Mapping) and INDEX in manifest else set()
         stranger = next((path for path in there if path.name not in named), None)
         if stranger is not None or shards is None:
             raise UnsafeError(
@@ -433,6 +447,9 @@ def _publish(plan: Mapping[str, Any], staging: Path, output_dir: Path, split: st
     for shard in document["shards"]:
         if (staging / shard["name"]).exists():
             publish_file(staging / shard["name"], output_dir / shard["name"])
+    draft = index_path(staging, split)
+    if draft.exists():
+        publish_file(draft, index_path(output_dir, split))
     # Beside the plan and not in place of it: until the folder is gone all this may be repeated.
     write_json(staging / path.name, document)
     publish_file(staging / path.name, path)

@@ -18,20 +18,27 @@ from gaudi_datasets.fetching.stores import is_url
 from gaudi_datasets.image_files import IMAGE_ENDINGS
 from gaudi_datasets.records.conversion import (
     DECODED,
+    INDEX,
     JOB_IDENTITY,
     UNSEALED_VERSION,
+    index_path,
     parse_manifest,
     unfinished_folder,
 )
 from gaudi_datasets.records.remote_records import RemoteRecords
 from gaudi_datasets.records.tfrecords import (
+    INDEX_ROW_BYTES,
     ExampleFeatures,
     RecordPlace,
+    decode_index,
+    holds_records,
     join_checksums,
     read_record,
     scan_records,
 )
 from gaudi_datasets.split_folders import SHARD_NAME, locate_records
+from gaudi_ops.files import read_file
+from gaudi_ops.program import say
 
 RecordKind = Literal["detection", "classification"]
 
@@ -85,15 +92,20 @@ class RecordSet:
                 f"tells of {self.manifest['kind']} records; {kind} records are needed", path=self.manifest_path
             )
         # Shard, number in it, first byte, length, CRC-32C: int64 [records, 5].
-        self._places, checksums = _index_shards(self.paths)
-        self._checksums = {path.name: f"{one:08x}" for path, one in zip(self.paths, checksums, strict=True)}
+        indexed = None if self.manifest is None else _read_index(self.manifest, index_path(folder, split), self.paths)
+        if self.manifest is not None and indexed is not None:
+            self._places = _order_records(indexed)
+            self._checksums = {row["name"]: str(row["crc32c"]) for row in self.manifest["shards"]}
+        else:
+            self._places, checksums = _index_shards(self.paths)
+            self._checksums = {path.name: f"{one:08x}" for path, one in zip(self.paths, checksums, strict=True)}
         self.former_fingerprint = _hash([(path.name, path.stat().st_size) for path in self.paths])
         self.fingerprint = _hash([self.former_fingerprint, self._checksums])
         self.is_decoded = self.manifest is not None and self.manifest.get(DECODED) is True
         self.unchecked = "no manifest tells which shards and classes these are"
         if self.manifest is not None:
             _require_checksums(self.manifest, folder, self._checksums)
-            no_data = (JOB_IDENTITY, CHECKSUM, DECODED)
+            no_data = (JOB_IDENTITY, CHECKSUM, DECODED, INDEX)
             identity = {name: value for name, value in self.manifest.items() if name not in no_data}
             # Equal to that of the same records with a manifest of the version before.
             self.fingerprint = self.former_fingerprint = _hash({**identity, "version": UNSEALED_VERSION})
@@ -272,6 +284,37 @@ def _hash(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
+def _read_index(manifest: Mapping[str, Any], path: Path, shards: Sequence[Path]) -> list[npt.NDArray[np.int64]] | None:
+    """Read the index that a manifest tells of; None, with a line that says why, if it is not of these shards.
+
+    Its first and last record of each shard are compared with the shard; every other one is when it is read.
+    """
+    expected = manifest.get(INDEX)
+    if expected is None:
+        return None  # of an earlier release
+    records = {row["name"]: row.get("records") for row in manifest["shards"]}
+    counts, sizes = [records[shard.name] for shard in shards], [shard.stat().st_size for shard in shards]
+    tables = None
+    if not path.is_file():
+        fault = "is not there"
+    # What is read is not larger than what the shards can hold, whatever anybody tells.
+    elif not all(
+        type(count) is int and 0 <= count * INDEX_ROW_BYTES <= size for count, size in zip(counts, sizes, strict=True)
+    ) or path.stat().st_size != INDEX_ROW_BYTES * sum(counts):
+        fault = "has not as many records as its manifest"
+    elif hashlib.sha256(content := read_file(path, limit=INDEX_ROW_BYTES * sum(counts))).hexdigest() != expected:
+        fault = "has not the SHA-256 of its manifest"
+    else:
+        fault = "tells of other records than those beside it"
+        tables = decode_index(content, counts, sizes)
+    if tables is not None:
+        with ThreadPoolExecutor(min(_FILES_AT_ONCE, len(shards))) as pool:
+            if all(pool.map(holds_records, shards, tables)):
+                return tables
+    say(f"{path}: {fault}, so each record is looked up in its shard", error=True)
+    return None
+
+
 def _index_shards(paths: Sequence[Path]) -> tuple[npt.NDArray[np.int64], list[int]]:
     """Index the records of shards; no content is read.
 
@@ -285,10 +328,15 @@ def _index_shards(paths: Sequence[Path]) -> tuple[npt.NDArray[np.int64], list[in
 
     with ThreadPoolExecutor(min(_FILES_AT_ONCE, len(paths))) as pool:
         tables = list(pool.map(index, paths))
+    sizes = [path.stat().st_size for path in paths]
+    return _order_records(tables), join_checksums(list(zip(tables, sizes, strict=True)))
+
+
+def _order_records(tables: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    """Return shard and number before the first three columns of each shard's table, int64 [records, 5], in rounds."""
     counts = [len(table) for table in tables]
-    shards = np.repeat(np.arange(len(paths)), counts)
+    shards = np.repeat(np.arange(len(tables)), counts)
     numbers = np.concatenate([np.arange(count) for count in counts])
     places = np.column_stack([shards, numbers, np.concatenate(tables)[:, :3]]).astype(np.int64)
-    rounds: npt.NDArray[np.int64] = places[np.lexsort((shards, numbers))]
-    sizes = [path.stat().st_size for path in paths]
-    return rounds, join_checksums(list(zip(tables, sizes, strict=True)))
+    rounds: npt.NDArray[np.int64] = places[np.argsort(numbers, kind="stable")]
+    return rounds

@@ -22,7 +22,7 @@ from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import AccessError, DataError, FlagError, MissingInputError
 from gaudi_datasets.fetching.stores import DEFAULT_GB, Store
 from gaudi_datasets.program import ProgressLine
-from gaudi_datasets.records.conversion import parse_manifest
+from gaudi_datasets.records.conversion import INDEX, index_path, parse_manifest
 from gaudi_datasets.split_folders import SHARD_NAME, name_folders
 from gaudi_ops.errors import GaudiError
 from gaudi_ops.files import hold_lock, is_shared, read_file, read_text, share_lock, write_atomically, write_file
@@ -130,6 +130,11 @@ class RemoteRecords:
                         remedy="it was replaced or is damaged: copy or convert it again",
                     )
         progress(len(missing), len(missing))
+        index = index_path(folder, self.split)
+        if INDEX in self.manifest and not index.exists():
+            # Without it, each record is looked up in its shard.
+            with contextlib.suppress(MissingInputError, AccessError):
+                write_file(index, self._store.read(self._path(index.name)))
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}" if self._folder else name

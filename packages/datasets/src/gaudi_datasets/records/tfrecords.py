@@ -111,6 +111,60 @@ def scan_records(path: Path) -> Iterator[tuple[int, int, int, int]]:
             number += 1
 
 
+INDEX_ROW_BYTES = 16
+
+
+def encode_index(paths: Sequence[Path]) -> bytes:
+    """Return the length and the CRC-32C of each record of some files, int64 [records, 2], file after file.
+
+    Raises:
+        DataError: as by `scan_records`.
+    """
+    tables = (np.array(list(scan_records(path)), np.int64).reshape(-1, 4) for path in paths)
+    return b"".join(table[:, 1:3].astype("<i8").tobytes() for table in tables)
+
+
+def decode_index(content: bytes, counts: Sequence[int], sizes: Sequence[int]) -> list[npt.NDArray[np.int64]] | None:
+    """Return first byte, length and CRC-32C of each record, int64 [records, 3], by file.
+
+    Args:
+        content: `INDEX_ROW_BYTES` for each record.
+        counts: number of records of each file.
+        sizes: bytes of each file.
+
+    Returns:
+        None: it is not that of files with so many bytes.
+    """
+    rows, tables = np.frombuffer(content, "<i8").reshape(-1, 2).astype(np.int64), []
+    for table, size in zip(np.split(rows, np.cumsum(counts)[:-1]), sizes, strict=True):
+        framed = table[:, 0] + (_HEADER_BYTES + _CHECKSUM.size)
+        if ((table[:, 0] < 0) | (table[:, 0] > size)).any() or int(framed.sum()) != size:
+            return None
+        if ((table[:, 1] < 0) | (table[:, 1] >> 32 > 0)).any():
+            return None
+        tables.append(np.column_stack([np.cumsum(framed) - table[:, 0] - _CHECKSUM.size, table]))
+    return tables
+
+
+def holds_records(path: Path, table: npt.NDArray[np.int64]) -> bool:
+    """Tell whether lengths and checksums around the first and the last of these records stand in the file.
+
+    Args:
+        path: the file.
+        table: of its records, see `decode_index`.
+    """
+    with open_regular_file(path, buffering=0) as file:
+        for offset, length, checksum in table[[0, -1]].tolist() if len(table) else []:
+            file.seek(offset - _HEADER_BYTES)
+            packed = _LENGTH.pack(length)
+            if file.read(_HEADER_BYTES) != packed + _masked_checksum(packed):
+                return False
+            file.seek(offset + length)
+            if file.read(_CHECKSUM.size) != _mask(checksum):
+                return False
+    return True
+
+
 def read_record(place: RecordPlace) -> bytes:
     """Read one record and verify its checksum.
 

@@ -126,6 +126,8 @@ class Rendezvous:
 _MAX_VALUE = 1 << 20
 _MAX_KEYS = 1 << 20
 _MAX_HEAD = 1 << 13
+# Bytes that are read at once: more than any request but those that put the addresses of many ranks.
+_PIECE = 1 << 13
 # Connections that wait to be accepted; the kernel's own bound is 4096 by default.
 _BACKLOG = 1024
 # A request has so long to come whole, from a rank of a busy host, too; and a value has so long to be put by another
@@ -152,8 +154,9 @@ class _Request:
 class RendezvousServer:
     """Serve names and values over HTTP while it is entered; ranks put, get and delete `/scope/key`.
 
-    One thread serves all: Horovod opens a connection for each request, and each rank makes about ten for each other
-    rank. A value that is not there yet is waited for, but not those in the scope of gaudi-run's own workers.
+    One thread serves all, and most of its time is the kernel's: Horovod opens a connection for each request, and each
+    rank makes five for each other rank, and five more for each of its host. A value that is not there yet is waited
+    for, but not those in the scope of gaudi-run's own workers.
 
     Raises:
         OSError: the address is not one of this machine.
@@ -191,17 +194,20 @@ class RendezvousServer:
             request.connection.close()
 
     def _serve(self) -> None:
+        checked = 0.0
         while not self._is_closing:
             for key, _ in self._selector.select(_TICK):
                 if key.fileobj is self._listener:
                     self._accept()
                 else:
                     self._read(key.data)
-            self._give_up(time.monotonic())
+            if (now := time.monotonic()) - checked >= _TICK:
+                checked = now
+                self._give_up(now)
 
     def _accept(self) -> None:
-        """Accept all that wait; most have sent their request already."""
-        while True:
+        """Accept those that wait, but not for ever; most have sent their request already."""
+        for _ in range(_BACKLOG):
             try:
                 connection, _ = self._listener.accept()
             except OSError as error:
@@ -210,7 +216,6 @@ class RendezvousServer:
                 return
             if len(self._reading) >= _MAX_WAITING:
                 self._drop_oldest()
-            connection.setblocking(False)
             self._read(_Request(connection, time.monotonic()))
 
     def _drop_oldest(self) -> None:
@@ -227,7 +232,7 @@ class RendezvousServer:
         """Read what there is, and answer once the request is whole."""
         content: bytes | None
         try:
-            content = request.connection.recv(65536)
+            content = request.connection.recv(_PIECE, socket.MSG_DONTWAIT)
         except BlockingIOError:
             content = None
         except OSError:
@@ -235,7 +240,7 @@ class RendezvousServer:
         request.received += content or b""
         is_whole = bool(content) and self._handle(request)
         if content == b"" or is_whole:
-            if self._reading.pop(request.connection, None) is not None:
+            if self._reading and self._reading.pop(request.connection, None) is not None:
                 self._selector.unregister(request.connection)
             if not is_whole:
                 request.connection.close()
@@ -248,21 +253,23 @@ class RendezvousServer:
         head, end, body = request.received.partition(b"\r\n\r\n")
         if not end:
             return len(head) > _MAX_HEAD and self._answer(request, 400)
-        first, *lines = head.decode("latin-1").split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        method, _, rest = first.partition(" ")
-        request.path = rest.partition(" ")[0]
-        length = headers.get("content-length", "" if method == "PUT" else "0")
+        method, _, rest = head.partition(b" ")
+        request.path = rest.partition(b" ")[0].decode("latin-1")
+        if method == b"GET":  # nearly all are; one with a content is answered as one without
+            return self._get(request)
+        headers = {
+            name.lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in head.decode("latin-1").split("\r\n")[1:])
+        }
+        length = headers.get("content-length", "" if method == b"PUT" else "0")
         if not (length.isascii() and length.isdigit()) or len(length) > 8 or int(length) > _MAX_VALUE:
             return self._answer(request, 400)
         if len(body) < int(length):
             return False
-        if method == "PUT":
+        if method == b"PUT":
             return self._put(request, bytes(body[: int(length)]))
-        if method == "GET":
-            return self._get(request)
         # A rank is done with a scope: its values are kept until the launcher ends.
-        return self._answer(request, 200 if method == "DELETE" else 501)
+        return self._answer(request, 200 if method == b"DELETE" else 501)
 
     def _put(self, request: _Request, value: bytes) -> bool:
         with self.lock:
@@ -285,11 +292,17 @@ class RendezvousServer:
         return True
 
     def _answer(self, request: _Request, status: int, content: bytes = b"") -> bool:
-        head = b"HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-        # A value of Gloo has some hundred bytes, which the kernel takes at once.
+        answer = b"HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
+        answer %= status, _REASONS[status], len(content), content
         with contextlib.suppress(OSError):
-            request.connection.settimeout(_ANSWER_SECONDS)
-            request.connection.sendall(head % (status, _REASONS[status], len(content)) + content)
+            try:
+                # The kernel takes the values of some thousand ranks at once.
+                sent = request.connection.send(answer, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                sent = 0
+            if sent < len(answer):
+                request.connection.settimeout(_ANSWER_SECONDS)
+                request.connection.sendall(answer[sent:])
         request.connection.close()
         return True
 

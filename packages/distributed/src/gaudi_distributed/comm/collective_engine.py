@@ -10,15 +10,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from gaudi_distributed.cluster.rank_info import RankInfo
-from gaudi_distributed.comm.communicator import check_root, reduce_in_buckets
+from gaudi_distributed.comm.communicator import check_group, check_root, reduce_in_buckets
 from gaudi_distributed.errors import ConfigurationError
+
+# TensorFlow numbers its own groups from 1.
+_FIRST_GROUP_KEY = 1 << 20
 
 
 class CollectiveCommunicator:
     """A communicator over a strategy with one replica in each process; see `Communicator`."""
 
-    def __init__(self, strategy: Any, rank_info: RankInfo, max_bytes: int, compressed_dtype: str | None) -> None:
+    def __init__(
+        self, strategy: Any, rank_info: RankInfo, max_bytes: int, compressed_dtype: str | None, group_size: int = 1
+    ) -> None:
         import tensorflow as tf
+
+        check_group(group_size, rank_info.size)
 
         if strategy.num_replicas_in_sync != rank_info.size:
             raise ConfigurationError(
@@ -29,6 +36,7 @@ class CollectiveCommunicator:
         self.local_rank, self.local_size = rank_info.local_rank, rank_info.local_size
         self._strategy, self._max_bytes, self._compressed_dtype = strategy, max_bytes, compressed_dtype
         self._graph = tf.function(self._sum_in_graph, autograph=False)
+        self.group_size, self._group_calls = group_size, 0
 
     def allreduce(self, tensors: Sequence[Any], *, average: bool = True, compressed: bool = False) -> list[Any]:
         """See `Communicator.allreduce`."""
@@ -40,6 +48,18 @@ class CollectiveCommunicator:
             max_bytes=self._max_bytes,
             compressed_dtype=self._compressed_dtype,
             total=self._sum,
+        )
+
+    def allreduce_group(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return the sum of each tensor over the ranks of this one's group, of `group_size`; no other rank hears it."""
+        return reduce_in_buckets(
+            tensors,
+            size=self.group_size,
+            average=False,
+            compressed=False,
+            max_bytes=self._max_bytes,
+            compressed_dtype=self._compressed_dtype,
+            total=self._sum_group,
         )
 
     def broadcast(self, tensors: Sequence[Any], *, root: int = 0) -> list[Any]:
@@ -101,6 +121,27 @@ class CollectiveCommunicator:
             # A collective of its own for each call: those of one graph may run side by side.
             return self._sum_in_graph(*vectors)
         return list(self._graph.get_concrete_function(*vectors)(*vectors))
+
+    def _sum_group(self, vectors: list[Any]) -> list[Any]:
+        """Sum by the operation that the strategy itself uses, which reduces within all its replicas alone."""
+        import tensorflow as tf
+
+        first = self._group_calls
+        self._group_calls += len(vectors)
+        with tf.device(self._strategy.extended.worker_devices[0]):
+            return [
+                tf.raw_ops.CollectiveReduceV2(
+                    input=vector,
+                    group_size=self.group_size,
+                    group_key=_FIRST_GROUP_KEY + self.rank // self.group_size,
+                    # All ranks make the same calls, in this order.
+                    instance_key=first + i,
+                    ordering_token=[],
+                    merge_op="Add",
+                    final_op="Id",
+                )
+                for i, vector in enumerate(vectors)
+            ]
 
     def _sum_in_graph(self, *vectors: Any) -> list[Any]:
         import tensorflow as tf

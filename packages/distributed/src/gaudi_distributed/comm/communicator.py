@@ -110,7 +110,8 @@ def allreduce_within(communicator: Communicator, group_size: int) -> SumOfGroup:
     """Return a function from float tensors of known shapes to their sums over this rank's group, in and outside graphs.
 
     Groups are ranks 0 to group_size - 1, the next group_size, and so on; all ranks call the function together, with
-    tensors of one type. A group of one returns its tensors.
+    tensors of one type. A group of one returns its tensors. Tensors stay within the group where the communicator was
+    opened with groups of this size and can keep them there; else a row for each group goes to all ranks.
 
     Raises:
         ConfigurationError: `group_size` does not divide the number of ranks.
@@ -120,6 +121,9 @@ def allreduce_within(communicator: Communicator, group_size: int) -> SumOfGroup:
         return list
     if group_size == communicator.size:
         return partial(communicator.allreduce, average=False)
+    if group_size == getattr(communicator, "group_size", 1):
+        of_group: SumOfGroup = communicator.allreduce_group  # type: ignore[attr-defined]
+        return of_group
     return partial(_sum_rows, communicator, group_size)
 
 

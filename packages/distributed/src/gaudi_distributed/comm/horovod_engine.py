@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from importlib import util
+from functools import partial
+from importlib import metadata, util
 from typing import Any, Literal, get_args
 
 from gaudi_distributed.cluster.rank_info import RankInfo
-from gaudi_distributed.comm.communicator import check_root, reduce_in_buckets
+from gaudi_distributed.comm.communicator import check_group, check_root, reduce_in_buckets
 from gaudi_distributed.errors import ConfigurationError
 
 Framework = Literal["tensorflow", "mxnet"]
@@ -20,6 +21,7 @@ DISTRIBUTIONS: Mapping[Framework, tuple[str, ...]] = {
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "intel-tensorflow"),
     "mxnet": ("mxnet", "mxnet-cu112", "mxnet-cu110"),
 }
+VENDORS_HOROVOD = "habana-horovod"
 # From this TensorFlow on, headers that Horovod is compiled against are not shipped.
 FIRST_WITHOUT_HEADERS = (2, 20)
 
@@ -36,14 +38,27 @@ def require_horovod() -> None:
 class HorovodRank(ABC):
     """A rank of Horovod, whatever the framework; operations are matched between ranks by name.
 
+    Args:
+        hvd: Horovod's module for the framework.
+        rank_info: what the environment says.
+        group_size: of the groups of neighbouring ranks within which sums are made, too; 1: none are.
+
     Raises:
-        ConfigurationError: Horovod counts other ranks than the environment names.
+        ConfigurationError: Horovod counts other ranks than the environment names, or groups cannot be made of them.
     """
 
-    def __init__(self, hvd: Any, rank_info: RankInfo) -> None:
+    def __init__(self, hvd: Any, rank_info: RankInfo, group_size: int = 1) -> None:
+        check_group(group_size, rank_info.size)
         self._hvd = hvd
-        self._hvd.init()
         self._calls = 0
+        # Before Horovod begins, for a set that is made later costs a message of all ranks in each of its cycles.
+        sets = []
+        if 1 < group_size < rank_info.size and has_process_sets(hvd):
+            firsts = range(0, rank_info.size, group_size)
+            sets = [hvd.ProcessSet(list(range(first, first + group_size))) for first in firsts]
+        hvd.init(process_sets=sets) if sets else hvd.init()
+        self.group_size = group_size if sets else 1
+        self._process_set = {"process_set": sets[rank_info.rank // group_size]} if sets else {}
         self.rank, self.size = int(hvd.rank()), int(hvd.size())
         self.local_rank, self.local_size = int(hvd.local_rank()), int(hvd.local_size())
         if (self.rank, self.size) != (rank_info.rank, rank_info.size):
@@ -98,8 +113,8 @@ class HorovodRank(ABC):
 class HorovodCommunicator(HorovodRank):
     """A communicator for tensors of TensorFlow; see `Communicator`."""
 
-    def __init__(self, rank_info: RankInfo, max_bytes: int, compressed_dtype: str | None) -> None:
-        super().__init__(load_horovod(), rank_info)
+    def __init__(self, rank_info: RankInfo, max_bytes: int, compressed_dtype: str | None, group_size: int = 1) -> None:
+        super().__init__(load_horovod(), rank_info, group_size)
         self._max_bytes, self._compressed_dtype = max_bytes, compressed_dtype
 
     def allreduce(self, tensors: Sequence[Any], *, average: bool = True, compressed: bool = False) -> list[Any]:
@@ -112,6 +127,18 @@ class HorovodCommunicator(HorovodRank):
             max_bytes=self._max_bytes,
             compressed_dtype=self._compressed_dtype,
             total=self._sum,
+        )
+
+    def allreduce_group(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return the sum of each tensor over the ranks of this one's group, of `group_size`; no other rank hears it."""
+        return reduce_in_buckets(
+            tensors,
+            size=self.group_size,
+            average=False,
+            compressed=False,
+            max_bytes=self._max_bytes,
+            compressed_dtype=self._compressed_dtype,
+            total=partial(self._sum, **self._process_set),
         )
 
     def broadcast(self, tensors: Sequence[Any], *, root: int = 0) -> list[Any]:
@@ -127,13 +154,22 @@ class HorovodCommunicator(HorovodRank):
         came, counts = self._hvd.alltoall(array, splits=lengths, name=name)
         return came.numpy(), counts.numpy()
 
-    def _sum(self, vectors: list[Any]) -> list[Any]:
+    def _sum(self, vectors: list[Any], **process_set: Any) -> list[Any]:
         name = self._next_name("allreduce")
         # Without its scope, which names layers: Keras counts them, and a rank may have made other models before.
         return [
-            self._hvd.allreduce(vector, op=self._hvd.Sum, name=f"{name}_{i}", ignore_name_scope=True)
+            self._hvd.allreduce(vector, op=self._hvd.Sum, name=f"{name}_{i}", ignore_name_scope=True, **process_set)
             for i, vector in enumerate(vectors)
         ]
+
+
+def has_process_sets(hvd: Any) -> bool:
+    """Return whether some ranks of this build can reduce without the others; nothing says so of Gaudi's build."""
+    try:
+        metadata.distribution(VENDORS_HOROVOD)
+    except metadata.PackageNotFoundError:
+        return hasattr(hvd, "ProcessSet")
+    return False
 
 
 def lacks_headers(tensorflow: str) -> bool:

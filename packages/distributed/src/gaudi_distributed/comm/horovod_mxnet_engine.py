@@ -17,8 +17,8 @@ class HorovodMXNetCommunicator(HorovodRank):
     Tensors are arrays of MXNet or of NumPy, and so is what comes back.
     """
 
-    def __init__(self, rank_info: RankInfo) -> None:
-        super().__init__(load_horovod(), rank_info)
+    def __init__(self, rank_info: RankInfo, group_size: int = 1) -> None:
+        super().__init__(load_horovod(), rank_info, group_size)
 
     def allreduce(self, tensors: Sequence[Any], *, average: bool = True, compressed: bool = False) -> list[Any]:
         """See `Communicator.allreduce`; nothing is compressed, because gradients travel by `open_trainer`."""
@@ -63,10 +63,13 @@ class HorovodMXNetCommunicator(HorovodRank):
         import mxnet as mx
 
         check_group(group_size, self.size)
+        if group_size in (self.group_size, self.size):
+            among = {} if group_size == self.size else self._process_set
+            return lambda array, name: self._hvd.allreduce(array, op=self._hvd.Sum, name=f"gaudi_sum_{name}", **among)
         group, groups = self.rank // group_size, self.size // group_size
 
         def add(array: Any, name: str) -> Any:
-            # One sum over all ranks, of which each fills the row of its group: Horovod's own groups are not needed.
+            # One sum over all ranks, of which each fills the row of its group, where Horovod has no sets of ranks.
             rows = mx.nd.zeros((groups, *array.shape), ctx=array.context)
             rows[group] = array
             return self._hvd.allreduce(rows, op=self._hvd.Sum, name=f"gaudi_sum_{name}")[group]

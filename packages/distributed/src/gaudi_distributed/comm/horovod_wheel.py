@@ -19,13 +19,14 @@ from gaudi_distributed.comm.horovod_engine import (
     DISTRIBUTIONS,
     FRAMEWORKS,
     TITLES,
+    VENDORS_HOROVOD,
     Framework,
     lacks_headers,
     make_headers_error,
 )
 from gaudi_distributed.errors import ConfigurationError, MissingProgramError
 
-_HOROVOD, _VENDORS_HOROVOD = "horovod", "habana-horovod"
+_HOROVOD = "horovod"
 _ASK_SECONDS = 60.0
 # Working folder of interpreters that are asked something: `python -c` looks for modules there first.
 NOWHERE = Path("/")
@@ -77,7 +78,7 @@ def inspect_environment(python: Path) -> Environment:
         raise MissingProgramError(
             f"--python {python}: does not exist", flag="--python", path=python, remedy="name one, like venv/bin/python"
         )
-    names = [*(name for names in DISTRIBUTIONS.values() for name in names), "numpy", _HOROVOD, _VENDORS_HOROVOD]
+    names = [*(name for names in DISTRIBUTIONS.values() for name in names), "numpy", _HOROVOD, VENDORS_HOROVOD]
     try:
         answer = subprocess.run(
             [python, "-E", "-c", _ASK_VERSIONS, *names],
@@ -99,9 +100,9 @@ def inspect_environment(python: Path) -> Environment:
             remedy="name one",
         ) from error
     horovod = versions.pop(_HOROVOD, "")
-    if vendors := versions.pop(_VENDORS_HOROVOD, ""):
+    if vendors := versions.pop(VENDORS_HOROVOD, ""):
         raise ConfigurationError(
-            f"{python} has {_VENDORS_HOROVOD} {vendors}, which owns the same module",
+            f"{python} has {VENDORS_HOROVOD} {vendors}, which owns the same module",
             path=python,
             remedy="use it, or uninstall it first",
         )

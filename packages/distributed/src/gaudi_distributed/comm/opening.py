@@ -35,6 +35,7 @@ class CommunicationOptions:
     `compression`: the type in which float32 gradients travel.
     `fusion_threshold_mb`: tensors are reduced in buckets of at most so many MiB (None: 64; 0: each by itself).
     `hierarchical_allreduce`: Horovod reduces within each host first, where its back end can.
+    `group_size`: of the groups of neighbouring ranks that sum among themselves, see `allreduce_within`; 1: none do.
     `first_port`: without TF_CONFIG, rank r of tf.distribute on one machine listens at `first_port` + r.
     """
 
@@ -42,6 +43,7 @@ class CommunicationOptions:
     compression: Compression = "none"
     fusion_threshold_mb: int | None = None
     hierarchical_allreduce: bool = False
+    group_size: int = 1
     first_port: int = FIRST_PORT
 
 
@@ -116,19 +118,23 @@ def open_communicator(options: CommunicationOptions) -> Communicator:
     if options.engine == "horovod":
         from gaudi_distributed.comm.horovod_engine import HorovodCommunicator
 
-        return HorovodCommunicator(rank_info, max_bytes, compressed_dtype)
+        # Horovod's rings within hosts are those of all ranks.
+        group_size = 1 if options.hierarchical_allreduce else options.group_size
+        return HorovodCommunicator(rank_info, max_bytes, compressed_dtype, group_size)
     if options.engine == "horovod_mxnet":
         from gaudi_distributed.comm.horovod_mxnet_engine import HorovodMXNetCommunicator
 
-        return HorovodMXNetCommunicator(rank_info)
+        return HorovodMXNetCommunicator(rank_info, options.group_size)
     if options.engine == "single":
         return SingleProcess()
     from gaudi_distributed.comm.collective_engine import CollectiveCommunicator, make_multi_worker_strategy
     from gaudi_distributed.devices.habana import make_strategy
 
-    # Either waits for all workers of TF_CONFIG. On a Gaudi it is not tested.
-    strategy = make_strategy() if options.engine == "hpu" else make_multi_worker_strategy(rank_info.rank)
-    return CollectiveCommunicator(strategy, rank_info, max_bytes, compressed_dtype)
+    # Either waits for all workers of TF_CONFIG. On a Gaudi it is not tested, and rows of groups go to all ranks there.
+    if options.engine == "hpu":
+        return CollectiveCommunicator(make_strategy(), rank_info, max_bytes, compressed_dtype)
+    strategy = make_multi_worker_strategy(rank_info.rank)
+    return CollectiveCommunicator(strategy, rank_info, max_bytes, compressed_dtype, options.group_size)
 
 
 def _check_options(options: CommunicationOptions, rank_info: RankInfo) -> None:

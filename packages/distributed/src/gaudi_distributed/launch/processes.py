@@ -176,8 +176,8 @@ def find_signal(status: int, refusals: Collection[int] = ()) -> int:
     return 128 - status if status > 128 and status - 128 in list(signal.Signals) else status
 
 
-# Each rank of Gloo asks the launcher about ten times for each other rank before they begin: with 128 of them that is
-# about 20 s of one processor. Horovod gives up after 30 s unless it is told otherwise.
+# Each rank of Gloo asks the launcher up to ten times for each other rank before they begin: 128 of one host take about
+# 6 s of a processor, and more beside other work. Horovod gives up after 30 s unless it is told otherwise.
 GLOO_RANKS, _REQUESTS_PER_PAIR, _REQUESTS_PER_SECOND = 128, 10, 4000
 _GLOO_TIMEOUT, _DEFAULT_GLOO_SECONDS = "HOROVOD_GLOO_TIMEOUT_SECONDS", 30
 
