@@ -104,7 +104,9 @@ def test_boxes_that_voted_are_those_of_candidates_that_did() -> None:
     scores = np.array([[0, 0.9], [0, 0.6], [0, 0.04], [0, 0.7]], np.float32)  # the third one is below the threshold
     moved = non_max_suppression(boxes, scores, voting_iou=0.5)
     kept = non_max_suppression(boxes, scores)
-    detected, unmoved = (DetectionArrays(*(part[np.newaxis] for part in one)) for one in (moved, kept))
+    detected, unmoved = (
+        DetectionArrays(one[0][np.newaxis], one[1][np.newaxis], one[2][np.newaxis]) for one in (moved, kept)
+    )
     assert len(moved[0]) == 2
     assert compare_rounded(boxes[np.newaxis], scores[np.newaxis], detected, detected, box_voting=True).is_close
     assert not compare_rounded(boxes[np.newaxis], scores[np.newaxis], detected, unmoved, box_voting=True).is_close
