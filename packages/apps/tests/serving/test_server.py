@@ -25,7 +25,7 @@ from gaudi_apps.inference.serving.models import ServedModel
 from gaudi_apps.inference.serving.server import PATHS
 from gaudi_datasets.errors import MissingExtraError
 from gaudi_models.classifiers import build_classifier
-from gaudi_models.weights import WeightsMetadata, write_weights
+from gaudi_models.weights import WeightsMetadata, read_weights, write_weights
 
 # pytest shares conftest.py with tests by its fixtures alone.
 Start = Callable[..., Any]
@@ -508,11 +508,11 @@ def test_a_batch_gives_what_its_images_give_alone(
 
 
 def test_weights_are_read_once(start: Start, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, paths = predictor.read_weights, list[Path]()
+    paths = list[Path]()
 
     def read_and_tell(path: Path) -> Any:
         paths.append(path)
-        return read(path)
+        return read_weights(path)
 
     monkeypatch.setattr(predictor, "read_weights", read_and_tell)
     start()
