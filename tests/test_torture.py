@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import tests.torture.__main__ as torture
 from tests.torture import cases, planted, power, shim
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,6 +57,34 @@ def test_a_renamed_file_holds_what_was_synced(synced: bool, written: str, conten
 )
 def test_faults_are_read(text: str, spoiled: shim.Spoiled) -> None:
     assert cases.read_running(text, REFERENCE).spoiled == spoiled
+
+
+def test_a_limit_of_memory_is_what_a_program_may_add() -> None:
+    assert cases.read_running("memory=40", REFERENCE).memory == 40 << 20
+
+
+def test_a_single_write_counts_as_much_as_the_many_of_a_file(tmp_path: Path) -> None:
+    draft = f"{tmp_path}/.unfinished.{'0' * 16}"
+    paths = [f"{tmp_path}/row", *[f"{draft}/{number}" for number in range(50)], f"{tmp_path}/row"]
+    calls = [shim.Call(shim.WRITE, path, "", 0, 1, b"a") for path in paths]
+    assert cases.list_groups(calls) == (1, 2, 52)
+    reference = cases.Reference({}, (shim.WRITE,) * 52, 0, 1.0, groups=(1, 2, 52))
+    chance = random.Random(0)
+    drawn = [reference.draw_call(chance) for _ in range(300)]
+    assert min(drawn.count(1), drawn.count(52)) > 60
+    assert {number for number in drawn if 1 < number < 52} <= set(range(2, 52))
+
+
+def test_a_power_loss_keeps_what_was_synced_before_it(tmp_path: Path) -> None:
+    moments = power.list_moments(list_calls(tmp_path, synced=True), tmp_path)
+    recorded = power.Recorded(moments, tmp_path, {}, {})
+    assert [power.find_synced(recorded, last) for last in range(5)] == [0, 0, 0, 3, 3]
+
+
+def test_without_a_time_the_same_jobs_are_done() -> None:
+    assert torture.parse([]).count == torture.COUNT
+    assert torture.parse(["--minutes", "3"]).count is None
+    assert torture.parse(["--planted"]).minutes == torture.PLANTED_MINUTES
 
 
 def test_a_moment_is_a_part_of_the_time() -> None:

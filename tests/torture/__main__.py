@@ -1,9 +1,10 @@
 """Torture the programs: faults while they run and between runs, power loss, and inputs that are wrong.
 
+    python -m tests.torture
     python -m tests.torture --minutes 60 --seed 1
     python -m tests.torture --case "convert begin kill@17"
     python -m tests.torture --input npz runs/torture/inputs/npz-1234
-    python -m tests.torture --planted --minutes 30
+    python -m tests.torture --planted
 
 Ends with 1 where a third outcome was found, or where more than two planted bugs were missed. See docs/reliability.md.
 """
@@ -24,13 +25,16 @@ from tests.torture import shim
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORT = ROOT / "runs" / "torture"
-JOBS = 2
+JOBS, COUNT = 2, 200
+PLANTED_MINUTES = 60.0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="torture", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=3, help="the budget, beside the preparation (default: 3)")
+    parser.add_argument("--minutes", type=float, help="the budget, beside the preparation (default: see --count)")
+    told = f"do so many jobs, the same ones for a seed (default: {COUNT}, which take some three minutes)"
+    parser.add_argument("--count", type=int, help=told)
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn (default: 0)")
     parser.add_argument("--programs", nargs="+", metavar="P", help="only these programs, and no inputs")
     parser.add_argument("--only", nargs="+", choices=("faults", "inputs", "power"), help="only these kinds of jobs")
@@ -42,7 +46,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--bugs", nargs="+", metavar="WORD", help="plant only those whose names hold a word")
     parser.add_argument("--record", type=Path, help="write the third outcomes as JSON to this file, too")
     parser.add_argument("--known", type=Path, help="end with the first third outcome that is not in this record")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.minutes is None and options.planted:
+        options.minutes = PLANTED_MINUTES
+    if options.minutes is None and options.count is None:
+        options.count = COUNT
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import re
@@ -63,7 +64,7 @@ def choose_programs(options: Namespace) -> list[str]:
         return [options.case.split(" ")[0]]
     if options.programs:
         return list(options.programs)
-    return programs.list_programs(options.minutes)
+    return programs.list_programs(options.minutes or 0)
 
 
 def run(options: Namespace, work: Path, report: Path) -> Findings:
@@ -102,15 +103,16 @@ def _run(
     if options.case:
         outcome = run_case(options.case, references, work, work / "repeat")
         return Findings([outcome], seconds=time.monotonic() - began, prepared=prepared - began)
-    end = prepared + 60 * options.minutes
+    end = prepared + 60 * (options.minutes or math.inf)
     known = set(json.loads(options.known.read_text())) if options.known else None
-    kept, readers = report / "inputs", options.targets or list(targets.TARGETS)
+    kept, readers = report / "inputs", list(options.targets or targets.TARGETS)
+    random.Random(options.seed).shuffle(readers)
     kept.mkdir(parents=True, exist_ok=True)
 
     def work_off(worker: int, write: Callable[[Any], None]) -> None:
         folder = work / f"worker-{worker}"
         folder.mkdir()
-        for number in range(worker, 10**9, options.jobs):
+        for number in range(worker, options.count or 10**9, options.jobs):
             if time.monotonic() > end or (work / "stop").exists():
                 return
             for result in do_job(number, options.seed, kinds, references, work, folder, kept, readers):
@@ -160,7 +162,8 @@ def do_job(
     if kind not in kinds:
         kind = chance.choice(list(kinds))
     if kind == "inputs":
-        name = chance.choice(readers)
+        turn = number // 10 * len(INPUTS) + INPUTS.index(number % 10) if number % 10 in INPUTS else number
+        name = readers[turn % len(readers)]
         yield {"tried": try_batch(name, chance.randrange(2**32), folder / "inputs", kept)}
     elif kind == "power":
         for outcome in power.draw(chance, folder / "power"):

@@ -57,10 +57,10 @@ DOCUMENTS = "datasets/src/gaudi_datasets/documents.py"
 BUGS = (
     Bug("a shard is not synced", CONVERSION, "sync_file(file)\n            write_json", "write_json", POWER),
     Bug(
-        "a shard that was changed is taken",
+        "a shard that was changed since the plan is published",
         CONVERSION,
-        'if _checksum_file(path.with_name(noted["name"])) != noted["crc32c"]:',
-        'if not noted["crc32c"]:',
+        'if not path.is_file() or _checksum_file(path) != row["crc32c"]:',
+        "if not path.is_file():",
         CONVERT,
     ),
     Bug("the plan is not synced", CONVERSION, "_PLAN, plan)", "_PLAN, plan, durable=False)", POWER),
