@@ -60,7 +60,7 @@ def make_group_sums(communicator: Any) -> tuple[dict[str, Callable[[], Any]], fl
     size = communicator.group_size
     rows = tf.function(lambda value: sum_all(partial(_sum_rows, communicator, size), value), autograph=False)
     groups = tf.function(lambda value: sum_all(communicator.allreduce_group, value), autograph=False)
-    candidates = {"rows": lambda: rows(start), "groups": lambda: groups(start)}
+    candidates: dict[str, Callable[[], Any]] = {"rows": lambda: rows(start), "groups": lambda: groups(start)}
     for one, other in zip(*(function() for function in candidates.values()), strict=True):
         tf.debugging.assert_equal(one, other)
     return candidates, sum(counts) * 4 / 1e6
