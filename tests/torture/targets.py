@@ -117,6 +117,11 @@ def make_manifest(folder: Path) -> st.SearchStrategy[bytes]:
     return mutations.of_json(json.loads((folder / "records" / "train.json").read_text()))
 
 
+def make_index(folder: Path) -> st.SearchStrategy[bytes]:
+    programs.make_records(folder)
+    return mutations.change_bytes((folder / "records" / "train.index").read_bytes())
+
+
 def make_shard(folder: Path) -> st.SearchStrategy[bytes]:
     from gaudi_datasets.records.tfrecords import frame_record, scan_records
 
@@ -440,6 +445,7 @@ TARGETS = {
         Target("yolo", "data.yaml", make_yolo, read_yolo),
         Target("yolo_labels", "labels/train/1.txt", make_yolo_labels, read_yolo),
         Target("manifest", "records/train.json", make_manifest, read_records),
+        Target("index", "records/train.index", make_index, read_records),
         Target("records", "records/train-00000-of-00002.tfrecord", make_shard, read_records),
         Target("checkpoint", "run/checkpoints/step-00000004/manifest.json", make_checkpoint, read_checkpoint),
         Target("run_file", "run/run.json", make_run_file, read_run_file),
