@@ -90,7 +90,7 @@ def test_edge_cases_that_are_converted(folder: Path, name: str, told: list[str])
     assert done.stdout.startswith("train: kept ")
     assert (done.stdout.count("\n"), [each for each in told if each not in done.stdout]) == (1, [])
     names = sorted(path.name for path in (folder / "out").iterdir())
-    assert names == ["train-00000-of-00001.tfrecord", "train.json"]
+    assert names == ["train-00000-of-00001.tfrecord", "train.index", "train.json"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Arguments: FOLDER, ranks of a group.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from narrow_program import narrow  # type: ignore[import-not-found]
 
+from gaudi_distributed import detect_rank
+from gaudi_distributed.comm.horovod_mxnet_engine import HorovodMXNetCommunicator
 from gaudi_models.padding import SSD_PADDINGS
 from gaudi_models.weights import WeightsFile
 
@@ -28,25 +31,13 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 def main() -> None:
     folder, group_size = Path(sys.argv[1]), int(sys.argv[2])
-    hvd.init()
-    net = build(sum_over_group(group_size))
+    communicator = HorovodMXNetCommunicator(detect_rank(os.environ), group_size)
+    net = build(communicator.sum_within(group_size))
     results = take_step(net, make_images(hvd.size())[hvd.rank()][None])
     for name in [name for name in results if name.startswith("gradient")]:
         results[name] = hvd.allreduce(mx.nd.array(results[name]), name=name).asnumpy()
     np.savez(folder / f"rank_{hvd.rank()}.npz", **results)
-    hvd.shutdown()
-
-
-def sum_over_group(group_size: int) -> Callable[[Any, str], Any]:
-    """Sum over consecutive ranks, by one all-reduce of a row for each group."""
-    group, groups = hvd.rank() // group_size, hvd.size() // group_size
-
-    def reduce_statistics(array: Any, name: str) -> Any:
-        rows = mx.nd.zeros((groups, *array.shape))
-        rows[group] = array
-        return hvd.allreduce(rows, op=hvd.Sum, name=name)[group]
-
-    return reduce_statistics
+    communicator.close()
 
 
 def make_images(count: int) -> npt.NDArray[np.float32]:

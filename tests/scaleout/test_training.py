@@ -223,10 +223,13 @@ def test_resnet_with_lars(
     assert "11/11 images" in output
 
 
-def test_batch_norm_over_groups(classes: tuple[str, ...], alone: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", ["gloo", "multi_worker", pytest.param("openmpi", marks=pytest.mark.whole)])
+def test_batch_norm_over_groups(
+    classes: tuple[str, ...], alone: Callable[[str], Path], tmp_path: Path, start: str
+) -> None:
     """Over groups of two among four ranks it is that of two ranks by themselves, which have as many images."""
     three = (*SMALL_RESNET, *classes, *BATCH, "--train_steps", 3, "--skip_eval", "--model_dir")
-    run(*list_launch("gloo", 4), *three, tmp_path / "groups", *ALL_TOGETHER, "--bn_group", 2)
+    run(*list_launch(start, 4), *three, tmp_path / "groups", *ALL_TOGETHER, "--bn_group", 2)
     run(*list_launch("gloo", 2), *three, tmp_path / "alone")
     groups = load(tmp_path / "groups", 3)
     assert groups.metadata["batch_norm_images"] == 2

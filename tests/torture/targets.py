@@ -114,6 +114,11 @@ def make_manifest(folder: Path) -> st.SearchStrategy[bytes]:
     return mutations.of_json(json.loads((folder / "records" / "train.json").read_text()))
 
 
+def make_index(folder: Path) -> st.SearchStrategy[bytes]:
+    programs.make_records(folder)
+    return mutations.change_bytes((folder / "records" / "train.index").read_bytes())
+
+
 def make_shard(folder: Path) -> st.SearchStrategy[bytes]:
     from gaudi_datasets.records.tfrecords import frame_record, scan_records
 
@@ -415,6 +420,7 @@ TARGETS = {
         Target("yolo_labels", "labels/train/1.txt", make_yolo_labels, read_yolo),
         Target("manifest", "records/train.json", make_manifest, read_sealed_records),
         Target("shard", "records/train-00000-of-00002.tfrecord", make_sealed_shard, read_sealed_records),
+        Target("index", "records/train.index", make_index, read_records),
         Target("records", "records/train-00000-of-00002.tfrecord", make_shard, read_records),
         Target("checkpoint", "run/checkpoints/step-00000004/manifest.json", make_checkpoint, read_checkpoint),
         Target(

@@ -92,7 +92,7 @@ def test_records_have_the_original_s_names_and_say_what_was_fixed(imagenet_tars:
     manifest = write_records(source, tmp_path / "records", "train", shards=4, suffix="")
     assert manifest["fixed"] == {CMYK_FIX: 1, PNG_FIX: 1}
     names = sorted(path.name for path in (tmp_path / "records").iterdir())
-    assert names == [f"train-{number:05d}-of-00004" for number in range(4)] + ["train.json"]
+    assert names == [f"train-{number:05d}-of-00004" for number in range(4)] + ["train.index", "train.json"]
     records = RecordSource(tmp_path / "records", "train")
     assert records.class_names == SYNSETS
     for index in range(9):

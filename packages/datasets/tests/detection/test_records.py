@@ -65,7 +65,7 @@ def test_evaluation_keeps_all_images_dealt_in_turn(images: Path, tmp_path: Path)
     out = tmp_path / "out"
     manifest = write_records(make_annotations(), images, out, "val", keep_empty=True, shards=2)
     assert (manifest["images"]["kept"], manifest["boxes"]["kept"], manifest["boxes"]["of"]) == (5, 4, 6)
-    assert names(out) == ["val-00000-of-00002.tfrecord", "val-00001-of-00002.tfrecord", "val.json"]
+    assert names(out) == ["val-00000-of-00002.tfrecord", "val-00001-of-00002.tfrecord", "val.index", "val.json"]
     source = RecordSource(out, "val")
     assert [source.read(row).image_id for row in range(5)] == [1, 2, 3, 4, 5]
 
@@ -139,8 +139,10 @@ def test_earlier_records_are_replaced_only_when_told(images: Path, tmp_path: Pat
     assert names(out) == [
         "notes.txt",
         "train-00000-of-00001.tfrecord",
+        "train.index",
         "train.json",
         "val-00000-of-00001.tfrecord",
+        "val.index",
         "val.json",
     ]
 

@@ -289,3 +289,14 @@ def test_many_records_take_little_memory(tmp_path: Path) -> None:
     assert len(records) == 100_000
     assert records.read_record(99_999)[1] == b""
     assert records._places.nbytes == 40 * 100_000
+
+
+def test_a_manifest_without_a_checksum_of_a_shard_is_refused_with_an_index_too(tmp_path: Path) -> None:
+    write(tmp_path, 7, 3)
+    manifest = tmp_path / "val.json"
+    told = json.loads(manifest.read_text())
+    del told["shards"][1]["crc32c"]
+    manifest.write_text(json.dumps(seal(told)))
+    with pytest.raises(DataError) as caught:
+        RecordSet(tmp_path, "val", kind="detection")
+    assert caught.value.field == "crc32c"

@@ -95,7 +95,7 @@ class RecordSet:
         indexed = None if self.manifest is None else _read_index(self.manifest, index_path(folder, split), self.paths)
         if self.manifest is not None and indexed is not None:
             self._places = _order_records(indexed)
-            self._checksums = {row["name"]: str(row["crc32c"]) for row in self.manifest["shards"]}
+            self._checksums = {row["name"]: str(row.get("crc32c")) for row in self.manifest["shards"]}
         else:
             self._places, checksums = _index_shards(self.paths)
             self._checksums = {path.name: f"{one:08x}" for path, one in zip(self.paths, checksums, strict=True)}
