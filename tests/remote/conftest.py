@@ -27,9 +27,11 @@ class Bucket:
     """Tell what was asked of the store, and choose how it answers.
 
     Attributes:
-        faults: one for each of the next requests: "503", "403", "expired", "cut", "stall", "damage", or "" for none.
+        faults: one for each of the next requests: "503", "403", "expired", "cut", "stall", "damage" and "spoil"
+            (of what is received or sent), or "" for none.
         moto: host and port of the server behind the proxy.
         client: of the server, past the proxy.
+        aimed: faults of requests of a method whose paths have a part.
         always: the fault of all requests that have none of their own.
         requests: method and path of each request so far.
         stalled: is set once a request stalls.
@@ -42,10 +44,19 @@ class Bucket:
         self.client = boto3.client("s3", endpoint_url=f"http://{moto[0]}:{moto[1]}", **own)
         self.faults: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.always = ""
+        self.aimed: list[tuple[str, str, str]] = []
         self.requests: list[tuple[str, str]] = []
         self.stalled, self.released = threading.Event(), threading.Event()
 
-    def next_fault(self) -> str:
+    def aim(self, method: str, part: str, *faults: str) -> None:
+        """Choose the answers to the next requests of a method whose paths have a part."""
+        self.aimed += [(method, part, fault) for fault in faults]
+
+    def next_fault(self, method: str, path: str) -> str:
+        for each in self.aimed:
+            if method == each[0] and each[1] in path:
+                self.aimed.remove(each)
+                return each[2]
         try:
             return self.faults.get_nowait()
         except queue.Empty:
@@ -65,6 +76,20 @@ class Bucket:
     def put(self, key: str, content: bytes) -> None:
         self.client.put_object(Bucket=BUCKET, Key=key, Body=content)
 
+    def get(self, key: str) -> bytes:
+        content: bytes = self.client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        return content
+
+    def list(self, prefix: str) -> set[str]:
+        found = self.client.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])
+        return {each["Key"].removeprefix(prefix).lstrip("/") for each in found}
+
+    def flip(self, key: str) -> None:
+        """Change a byte in the middle of a file."""
+        content = bytearray(self.get(key))
+        content[len(content) // 2] ^= 1
+        self.put(key, bytes(content))
+
     def delete(self, key: str) -> None:
         self.client.delete_object(Bucket=BUCKET, Key=key)
 
@@ -79,7 +104,7 @@ class _Proxy(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.bucket.requests.append((self.command, self.path))
-        fault = self.bucket.next_fault()
+        fault = self.bucket.next_fault(self.command, self.path)
         if fault == "stall":
             self.bucket.stalled.set()
             self.bucket.released.wait()
@@ -90,6 +115,8 @@ class _Proxy(BaseHTTPRequestHandler):
             content = f"<Error><Code>{code}</Code><Message>{SECRET}</Message></Error>".encode()
             self._send(status, [("Content-Type", "application/xml")], content, len(content))
             return
+        if fault == "spoil" and body:
+            body = body[:-1] + bytes([body[-1] ^ 1])
         connection = http.client.HTTPConnection(*self.bucket.moto)
         connection.request(self.command, self.path, body=body, headers=dict(self.headers))
         answer = connection.getresponse()

@@ -44,6 +44,7 @@ from gaudi_apps.training.recipe import (
 )
 from gaudi_datasets.arguments import OFF, ON, FormerFlag, rename
 from gaudi_datasets.errors import FlagError
+from gaudi_datasets.fetching.stores import find_copy
 from gaudi_datasets.program import count_things
 from gaudi_distributed.cluster.rank_info import RankInfo
 from gaudi_models.architectures import CLASSIFIERS
@@ -222,7 +223,7 @@ def make_train_config(
         eval_images=config.report.eval_samples,
         checkpoint_steps=report.save_checkpoints_steps,
         eval_epochs=config.report.eval_epochs if evaluates else 0.0,
-        export_at_end=f"{run.model_dir}/export" if report.enable_checkpoint_and_export else None,
+        export_at_end=f"{find_copy(run.model_dir)}/export" if report.enable_checkpoint_and_export else None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def run(run_main: Run) -> Run:
         ("ssd_mxnet_train --mode VAL --synthetic", "--mode", "--mode VAL: "),
         ("ssd_mxnet_train --mode=val --synthetic", "--mode", "not --synthetic"),
         ("resnet_train --nouse_synthetic_data", "--mode", "--mode train: "),
-        ("ssd_train -f --model_dir s3://bucket/run", "--model_dir", "no URL"),
+        ("ssd_train -f --model_dir s3://name:word@bucket/run", "--model_dir", "s3://...: "),
         ("ssd_train -f --weights s3://bucket/w.pth", "--weights", "no URL"),
         ("ssd_train --data_dir s3://bucket/batches --static", "--data_dir", "no URL"),
         ("resnext_train --jpeg_data_dir gs://bucket/images", "--jpeg_data_dir", "no URL"),
@@ -49,6 +50,13 @@ def test_an_error_names_the_flag_that_was_typed(run: Run, command: str, flag: st
     done = run(*command.split())
     assert (done.status, done.error.flag) == (64, flag)
     assert named in done.err
+
+
+def test_a_url_without_the_library_of_stores(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("fsspec", "fsspec.core"):
+        monkeypatch.setitem(sys.modules, name, None)
+    done = run("ssd_train", "-f", "--model_dir", "s3://bucket/without-the-library")
+    assert (done.status, done.error.path) == (78, "s3://bucket/without-the-library")
 
 
 def test_an_error_names_the_flag_of_the_file(run: Run, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import arg
@@ -14,6 +13,7 @@ from gaudi_apps.cli.flags import USING, DistributionFlags, ParityFlags, RecipeFl
 from gaudi_apps.runtime.settings import Distribution, RunSettings, ThreadFlag, make_device_settings
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
 from gaudi_datasets.errors import FlagError
+from gaudi_datasets.fetching.stores import find_copy
 
 IMAGENET_TRAIN_IMAGES = 1281167
 IMAGENET_CLASSES = 1000
@@ -325,7 +325,7 @@ def make_run_settings(
             intra_threads=device.intra_op_parallelism_threads,
             inter_threads=device.inter_op_parallelism_threads,
         ),
-        model_dir=Path(run.model_dir),
+        model_dir=find_copy(run.model_dir),
         clean=run.clean,
         checkpoint=run.checkpoint,
         keep_checkpoints=report.keep_ckpt_max,

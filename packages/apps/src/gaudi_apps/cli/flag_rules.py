@@ -27,7 +27,7 @@ from tyro.conf import FlagCreatePairsOff
 from gaudi_apps.runtime.errors import ConfigFileError
 from gaudi_datasets.arguments import FormerFlag, list_given, list_typed, name_as_typed
 from gaudi_datasets.errors import DataError, FlagError, GaudiError, MissingInputError
-from gaudi_datasets.fetching.stores import check_records_url, is_url, refuse_url
+from gaudi_datasets.fetching.stores import check_records_url, is_url, refuse_url, require_plain_url
 from gaudi_datasets.flags import parse_flags
 
 # A flag without a value: --name, and --no_name where it is on by default.
@@ -242,19 +242,22 @@ def parse_step_range(text: str, flag: str = "profile") -> range:
 
 
 def check_urls(config: Any) -> None:
-    """Keep what a URL of records fetches where the flags say; refuse URLs in flags that name files of this machine.
+    """Keep the copies of what URLs name where the flags say; refuse URLs in flags that name files of this machine.
 
     Raises:
         FlagError: for the first flag with a URL that it does not take.
     """
     for name, value in list_flags(config):
-        if name == "inference" or (name == "data_dir" and not getattr(config.data, "static", False)):
+        if name in ("inference", "model_dir") or (name == "data_dir" and not getattr(config.data, "static", False)):
             continue  # which has addresses of its own; a folder of records
         for each in value if isinstance(value, tuple) else (value,):
             refuse_url(each, f"--{name}")
-    data_dir: str | None = getattr(config.data, "data_dir", None)
-    check_records_url(data_dir, config.data.cache_dir, config.data.cache_gb)
-    if is_url(data_dir):
+    data_dir, model_dir = getattr(config.data, "data_dir", None), config.run.model_dir
+    if is_url(model_dir):
+        require_plain_url(model_dir, "--model_dir")
+    given = data_dir if is_url(data_dir) or not is_url(model_dir) else model_dir
+    check_records_url(given, config.data.cache_dir, config.data.cache_gb)
+    if is_url(given):
         from gaudi_datasets.records.remote_records import use_cache
 
         use_cache(config.data.cache_dir, config.data.cache_gb)

@@ -61,7 +61,8 @@ class RunFlags:
     mode: Annotated[str, resume_safe(per_command=True)] = "train"
     """Mode of the program."""
     model_dir: Annotated[str, resume_safe(per_side=True)] = "runs"
-    """Folder for checkpoints, curves, images and figures; training continues from its newest checkpoint."""
+    """Folder for checkpoints, curves, images and figures, or its URL, such as s3://bucket/run; training continues from
+    its newest checkpoint."""
     clean: Annotated[Switch, resume_safe(per_command=True)] = False
     """Remove the run in --model_dir first: what it wrote, and nothing else."""
     checkpoint: Annotated[str | None, resume_safe(per_side=True)] = None
@@ -140,7 +141,7 @@ class DataFlags:
     verify_data: Annotated[Switch, resume_safe(per_command=True)] = False
     """Read all images before the first step, and compare each with its checksum."""
     cache_dir: Annotated[str | None, per_rank()] = None
-    """Folder for records of a --data_dir that is a URL, shared by a host's ranks; by default in the user's cache."""
+    """Folder for copies of what URLs name, shared by a host's ranks; by default in the user's cache."""
     cache_gb: Annotated[float, per_rank(above=0)] = DEFAULT_GB
     """Most GB in --cache_dir; records that nothing reads make room for others."""
 

@@ -33,6 +33,7 @@ from gaudi_apps.training.plan import RANKS_PER_HOST
 from gaudi_apps.training.recipe import Recipe, read_recipe
 from gaudi_datasets.arguments import FormerFlag, is_switch_on, read_switch, split_word
 from gaudi_datasets.errors import FlagError
+from gaudi_datasets.fetching.stores import find_copy, is_url
 from gaudi_distributed import choose_device
 from gaudi_distributed.cluster.rank_info import detect_rank, is_launched
 from gaudi_distributed.cluster.rendezvous import RendezvousClient, is_elastic
@@ -109,6 +110,7 @@ class Program(ABC):
                     self._compare_sides(config, arguments, app, reporter)
                 else:
                     _compute(mode, app, reporter)
+                    _upload_results(mode, app)
         sys.exit(0)
 
     def parse(self, arguments: Sequence[str]) -> Any:
@@ -126,6 +128,7 @@ class Program(ABC):
         self.validate(config)
         check_scaling(config.scaling, self.find_mode(config))
         check_urls(config)
+        _fetch_run(config, self.find_mode(config))
         return config
 
     def choose_recipe(self, config: Any, given: frozenset[str], workers: int) -> Recipe:
@@ -149,10 +152,12 @@ class Program(ABC):
             return []
         check_bounds(config)
         _check_minutes(config, mode, given)
+        check_urls(config)
         found = None
         if mode in ("train", "plan", "eval") and not config.run.clean and (flags.recipe == "auto" or flags.minutes):
             minutes = None if mode == "eval" else flags.minutes
-            found = read_recipe(Path(config.run.model_dir), given, minutes, config.run.steps)
+            _fetch_run(config, mode)
+            found = read_recipe(find_copy(config.run.model_dir), given, minutes, config.run.steps)
         if found is not None:
             self.recipe = found
         elif flags.data is not None and flags.recipe == "auto":
@@ -309,6 +314,27 @@ def _compute(mode: str, app: Application, reporter: FailureReporter, elastic: El
             app.predict(session.restore_used)
         elif mode == "export":
             app.export(session.restore_used)
+
+
+def _fetch_run(config: Any, mode: str) -> None:
+    """Fetch what a mode needs of a run at a URL; of several ranks only the first reads it."""
+    if not is_url(config.run.model_dir) or config.run.clean or detect_rank(os.environ).rank:
+        return
+    # Imported here: most runs have no URL.
+    from gaudi_apps.training.stored_runs import fetch_run
+
+    begins = mode not in ("eval", *USING)
+    which = "" if mode in ("plan", "verify-resume") else config.run.checkpoint
+    fetch_run(config.run.model_dir, which, begins=begins)
+
+
+def _upload_results(mode: str, app: Application) -> None:
+    """Bring what a mode wrote into a run at a URL to its store; a training does so by itself."""
+    url = app.config.run.model_dir
+    if mode in ("eval", *USING) and is_url(url) and not app.settings.distribution.rank_info.rank:
+        from gaudi_apps.training.stored_runs import upload_results
+
+        upload_results(url)
 
 
 def _check_minutes(config: Any, mode: str, given: frozenset[str]) -> None:

@@ -16,18 +16,29 @@ from gaudi_apps.inference.serving.flags import LayoutFlags, ServeFlags
 from gaudi_datasets.arguments import is_switch_on
 from gaudi_datasets.commands.data_flags import Debug, subcommand
 from gaudi_datasets.errors import FlagError, MissingExtraError
+from gaudi_datasets.fetching.stores import is_url
 from gaudi_datasets.flags import parse_flags
 from gaudi_ops.program import run_program, say
 
 PROGRAM = "gaudi-apps"
 
 
+def _find_run(run_dir: str) -> Path:
+    """Return the folder of a run; of one at a URL its copy, without checkpoints, which is fetched."""
+    if not is_url(run_dir):
+        return Path(run_dir)
+    # Imported here: most runs have no URL.
+    from gaudi_apps.training.stored_runs import fetch_run
+
+    return fetch_run(run_dir)
+
+
 @dataclass(frozen=True)
 class Report:
     """Write report.html of runs again, from the files that they left."""
 
-    run_dirs: tyro.conf.Positional[tuple[Path, ...]]
-    """folders of runs"""
+    run_dirs: tyro.conf.Positional[tuple[str, ...]]
+    """folders of runs, or their URLs, such as s3://bucket/run"""
     debug: Debug = False
 
     def run(self) -> None:
@@ -37,15 +48,20 @@ class Report:
         if not self.run_dirs:
             raise FlagError("report: name the folder of a run", flag="run_dirs")
         for run_dir in self.run_dirs:
-            say(write_report(run_dir))
+            say(write_report(_find_run(run_dir)))
+            if is_url(run_dir):
+                from gaudi_apps.training.stored_runs import upload_results
+
+                upload_results(run_dir)
+                say(f"{run_dir}: the report is there")
 
 
 @dataclass(frozen=True)
 class Compare:
     """Write one page that compares several runs: figures, curves, and flags that differ."""
 
-    run_dirs: tyro.conf.Positional[tuple[Path, ...]]
-    """folders of 2 to 10 runs"""
+    run_dirs: tyro.conf.Positional[tuple[str, ...]]
+    """folders of 2 to 10 runs, or their URLs"""
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("compare.html")
     """the page to write"""
     debug: Debug = False
@@ -54,7 +70,7 @@ class Compare:
         """Run the command."""
         from gaudi_apps.inference.report_page import write_comparison
 
-        write_comparison(self.run_dirs, self.output)
+        write_comparison([_find_run(run_dir) for run_dir in self.run_dirs], self.output)
         say(self.output)
 
 

@@ -30,6 +30,7 @@ from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.recipe import NO_RECIPE, Length, Recipe, describe_found
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
 from gaudi_datasets.errors import FlagError
+from gaudi_datasets.fetching.stores import find_copy
 from gaudi_distributed import Communicator, SingleProcess
 from gaudi_ops.program import say
 
@@ -262,7 +263,7 @@ def make_settings(config: SSDConfig, distribution: Distribution) -> RunSettings:
     has_truth = not (config.data.use_fake_data or config.data.static)
     return RunSettings(
         device=make_device_settings(config, distribution, intra_threads=device.threads, inter_threads=device.threads),
-        model_dir=Path(run.model_dir),
+        model_dir=find_copy(run.model_dir),
         clean=run.clean,
         checkpoint=find_checkpoint(run),
         keep_checkpoints=report.keep_ckpt_max,

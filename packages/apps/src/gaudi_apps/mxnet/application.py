@@ -30,6 +30,7 @@ from gaudi_apps.training.trainer import Batches, Callback, TrainableTask, Traini
 from gaudi_datasets.detection.batches import Layout, prepare_pixels
 from gaudi_datasets.detection.coco import COCO_CATEGORIES
 from gaudi_datasets.errors import MissingInputError
+from gaudi_datasets.fetching.stores import find_copy
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import Communicator, SingleProcess
 from gaudi_distributed.cluster.rendezvous import CYCLE_VARIABLE
@@ -263,7 +264,7 @@ def make_settings(config: SSDMXNetConfig, distribution: Distribution) -> RunSett
             local_rank=distribution.rank_info.local_rank,
             is_rank=distribution.rank_info.size > 1,
         ),
-        model_dir=Path(run.model_dir),
+        model_dir=find_copy(run.model_dir),
         clean=run.clean,
         checkpoint=run.checkpoint,
         keep_checkpoints=report.keep_ckpt_max,

@@ -22,6 +22,7 @@ from gaudi_apps.training.application import Application, Framework, Restored
 from gaudi_apps.training.checkpoint import (
     BEST,
     CHECKPOINTS,
+    LOCAL_CHECKPOINTS,
     Checkpoint,
     CheckpointFolder,
     ModelConfig,
@@ -34,6 +35,7 @@ from gaudi_apps.training.checkpoint import (
 from gaudi_apps.training.plan import find_recipe_version
 from gaudi_apps.training.recipe import parse_recipe
 from gaudi_apps.training.run_dir import RunFolder
+from gaudi_datasets.fetching.stores import is_url
 from gaudi_distributed import Communicator, SingleProcess, apply_environment
 from gaudi_distributed.cluster.rendezvous import RendezvousClient
 from gaudi_distributed.comm.communicator import SumOfGroup, allreduce_within
@@ -42,7 +44,7 @@ from gaudi_ops.files import open_regular_file, read_file, read_text
 from gaudi_ops.program import say
 
 if TYPE_CHECKING:
-    from gaudi_apps.training.trainer import TrainableTask, TrainingData
+    from gaudi_apps.training.trainer import Callback, TrainableTask, TrainingData
     from gaudi_models.weights import WeightsFile
 
 WORKER, LOG = "worker_{}", "log.txt"
@@ -62,6 +64,7 @@ class Session:
     Attributes:
         communicator: of the processes that train together.
         is_root: whether this one is rank 0, whose files count, and which alone shows and writes results.
+        uploads: brings what a training writes to the store of its URL, on rank 0.
         logs: where this process writes what only it knows: the folder of the run, or `worker_R` in it.
     """
 
@@ -71,8 +74,12 @@ class Session:
         self.elastic = elastic = elastic or ElasticState()
         self.settings = app.settings
         self.model_dir = app.settings.model_dir
+        keep = app.settings.keep_checkpoints
+        if is_url(app.config.run.model_dir):  # which has the others
+            keep = min(keep, LOCAL_CHECKPOINTS)
+        self.uploads: Callback | None = None
         self.folder = RunFolder(self.model_dir, (CHECKPOINTS, BEST))
-        self.checkpoints = CheckpointFolder(self.model_dir / CHECKPOINTS, keep=app.settings.keep_checkpoints)
+        self.checkpoints = CheckpointFolder(self.model_dir / CHECKPOINTS, keep=keep)
         self.best = CheckpointFolder(self.model_dir / BEST, keep=1)
         distribution = app.settings.distribution
         apply_environment(distribution.environment)

@@ -36,6 +36,7 @@ FORMAT = "gaudi-apps checkpoint"
 VERSION = 2
 TENSORS = "state.safetensors"
 CHECKPOINTS, BEST = "checkpoints", "best"  # folders of a run
+LOCAL_CHECKPOINTS = 2  # that are kept on this machine of a run in a store, which has the others
 RUN_FILE = "run.json"
 MANIFEST = "manifest.json"
 _FILES = (MANIFEST, TENSORS)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gaudi_apps.runtime.errors import RunChangedError
+from gaudi_datasets.fetching.stores import find_copy
 from gaudi_datasets.memory import format_bytes
 from gaudi_datasets.program import count_things, make_console
 from gaudi_ops import scaling
@@ -192,12 +193,13 @@ def find_recipe_version(folder: RunFolder, *, clean: bool = False) -> int:
 
 def find_version_in(model_dir: str, *, clean: bool = False) -> int:
     """Find the version of the run in a folder by its path, see `find_recipe_version`; `clean`: it would be removed."""
-    if clean or not Path(model_dir).exists():
+    folder = find_copy(model_dir)
+    if clean or not folder.exists():
         return CURRENT
     # Imported here, for it imports NumPy, and a plan without a run needs none.
     from gaudi_apps.training.run_dir import RunFolder
 
-    return find_recipe_version(RunFolder(Path(model_dir)))
+    return find_recipe_version(RunFolder(folder))
 
 
 def version_setting(version: int) -> dict[str, int]:
@@ -299,7 +301,7 @@ def describe_scaling(
     # Imported here, as in `find_version_in`.
     from gaudi_apps.training.run_dir import read_step_seconds
 
-    measured = read_step_seconds(Path(config.run.model_dir), plan.own_batch)
+    measured = read_step_seconds(find_copy(config.run.model_dir), plan.own_batch)
     gradients = sum(size for _, size in step.buckets)
     assumed: dict[str, Any] = {
         **ASSUMED,

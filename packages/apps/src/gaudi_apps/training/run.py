@@ -50,6 +50,7 @@ from gaudi_apps.training.run_dir import (
 )
 from gaudi_apps.training.trainer import Callback, Score, Trainer, TrainingData, require_finite
 from gaudi_datasets.errors import DataError
+from gaudi_datasets.fetching.stores import is_url
 from gaudi_datasets.output_files import write_json
 from gaudi_datasets.program import count_things, make_console
 from gaudi_ops.files import write_file
@@ -80,9 +81,21 @@ def open_training(session: Session) -> Iterator[Trainer]:
     names, register = session.settings.log_to, session.folder.register_files
     loggers = open_loggers(names if session.is_root else (), session.model_dir, session.settings.log_every, register)
     with ExitStack() as stack:
-        broadcast_from_rank0(session.communicator, lambda: stack.enter_context(session.folder.lock()))
+        broadcast_from_rank0(session.communicator, lambda: _lock_run(session, stack))
         with loggers as opened, _open_logged_training(session, opened) as trainer:
             yield trainer
+
+
+def _lock_run(session: Session, stack: ExitStack) -> None:
+    """Keep other trainings out of the run; of one at a URL, have what it writes uploaded, too."""
+    url = session.app.config.run.model_dir
+    if not is_url(url):
+        stack.enter_context(session.folder.lock())
+        return
+    # Imported here: most runs have no URL.
+    from gaudi_apps.training.uploading import lock_stored_run
+
+    session.uploads = stack.enter_context(lock_stored_run(session, url))
 
 
 @contextmanager
@@ -353,6 +366,7 @@ def _make_callbacks(
         early_stopping,
         *_make_run_log(session, trainer),
         Checkpoints(session.checkpoints, run.checkpoint_minutes),
+        *filter(None, [session.uploads]),
     ]
     if evaluator is not None:
         if session.is_root:

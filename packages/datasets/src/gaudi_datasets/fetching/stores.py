@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import logging
+import os
 import random
 import re
 import time
@@ -17,9 +19,10 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gaudi_datasets.errors import AccessError, FlagError, MissingExtraError, MissingInputError, TransferError
+from gaudi_datasets.errors import AccessError, DataError, FlagError, MissingExtraError, MissingInputError, TransferError
 
 if TYPE_CHECKING:
     from gaudi_datasets.fetching.downloads import Patience
@@ -34,6 +37,7 @@ _Result = TypeVar("_Result")
 
 _URL = re.compile(r"[a-z][a-z0-9+.:-]*://")
 _MOST_BYTES = 2**28  # of a file that is read whole
+_PIECE = 2**23  # a request: so large that its answer outlasts the way to the store, and no more is lost with it
 _AT_ONCE = 16  # requests under way, so that a distant store sends all the time
 _LIBRARIES = ("fsspec", "s3fs", "gcsfs", "aiobotocore", "botocore", "google", "asyncio")  # of extra `remote`
 _MOST_CAUSES = 10  # of an error, one behind the other
@@ -42,6 +46,34 @@ _MOST_CAUSES = 10  # of an error, one behind the other
 def is_url(path: str | PathLike[str] | None) -> bool:
     """Tell whether something names a place in a store, and not a path of this machine."""
     return isinstance(path, str) and _URL.match(path) is not None
+
+
+_cache_dir: Path | None = None
+
+
+def use_cache_dir(folder: str | Path | None) -> None:
+    """Keep the copies of this process of what is in stores in a folder from now on; None: in the user's cache."""
+    global _cache_dir
+    _cache_dir = None if folder is None else Path(folder)
+
+
+def find_cache(kind: str) -> Path:
+    """Return the folder of copies of a kind; records lie in the folder of `use_cache_dir` itself."""
+    if _cache_dir is not None:
+        return _cache_dir if kind == "records" else _cache_dir / kind
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "gaudi" / kind
+
+
+def find_copy(place: str | Path, kind: str = "runs") -> Path:
+    """Return a path of this machine as it is, and for a URL the place of its copy here, which may not be there yet."""
+    if not is_url(place):
+        return Path(place)
+    return find_cache(kind) / hashlib.sha256(str(place).rstrip("/").encode()).hexdigest()[:24]
+
+
+def cut_pieces(name: str, size: int) -> list[Piece]:
+    """Cut a file into pieces to ask for; an empty one has none."""
+    return [(name, start, min(start + _PIECE, size)) for start in range(0, size, _PIECE)]
 
 
 def require_plain_url(url: str, flag: str | None = None) -> None:
@@ -79,7 +111,7 @@ def check_records_url(data_dir: str | None, cache_dir: str | PathLike[str] | Non
         require_plain_url(str(data_dir), "--data_dir")
     elif cache_dir is not None or cache_gb != DEFAULT_GB:
         name = "--cache_gb" if cache_dir is None else "--cache_dir"
-        raise FlagError(f"{name}: is for a --data_dir that is a URL", flag=name, remedy="leave it out")
+        raise FlagError(f"{name}: is for a folder that is a URL", flag=name, remedy="leave it out")
 
 
 class Store:
@@ -116,9 +148,20 @@ class Store:
         Raises:
             MissingInputError: it is not there, or its bucket is not.
             AccessError: the store refuses.
+            DataError: it has not the store's own checksum.
             TransferError: it could not be read, after all attempts.
         """
-        return self._try(name, lambda path: self._files.cat_file(path, start=0, end=_MOST_BYTES))
+
+        def read(path: str) -> bytes:
+            try:
+                content: bytes = self._files.cat_file(path, start=0, end=_MOST_BYTES)
+                return content
+            except Exception as error:
+                if _find_reason(error) != "InvalidRange":
+                    raise
+                return b""  # an empty file has no first byte
+
+        return self._try(name, read)
 
     def read_pieces(self, pieces: Sequence[Piece]) -> Generator[bytes, None, None]:
         """Read pieces of files in their order; the next ones are on their way meanwhile. Errors are those of `read`."""
@@ -155,6 +198,8 @@ class Store:
                 return call(f"{self._root}/{name}")
             except Exception as error:  # each library has its own
                 reason = _find_reason(error)
+                if isinstance(error, FileExistsError):
+                    raise
                 if _is_missing(error, reason):
                     raise MissingInputError(
                         f"the store has no such file ({reason})", path=url, remedy="correct the URL"
@@ -164,6 +209,10 @@ class Store:
                         f"the store refuses access ({reason})",
                         path=url,
                         remedy="give its library credentials that are valid and may do this",
+                    ) from None
+                if attempt == self._patience.attempts and "Checksum" in reason:  # of the store's own
+                    raise DataError(
+                        f"is not what was stored ({reason})", path=url, field="checksum", remedy="write it again"
                     ) from None
                 if attempt == self._patience.attempts:
                     raise TransferError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from functools import partial
@@ -20,7 +19,7 @@ import google_crc32c
 
 from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import AccessError, DataError, FlagError, MissingInputError
-from gaudi_datasets.fetching.stores import DEFAULT_GB, Store
+from gaudi_datasets.fetching.stores import DEFAULT_GB, Store, cut_pieces, find_cache, use_cache_dir
 from gaudi_datasets.program import ProgressLine
 from gaudi_datasets.records.conversion import INDEX, index_path, parse_manifest
 from gaudi_datasets.split_folders import SHARD_NAME, name_folders
@@ -31,23 +30,18 @@ from gaudi_ops.program import say
 if TYPE_CHECKING:
     from gaudi_datasets.fetching.downloads import Patience
 
-_PIECE = 2**23  # a request: so large that its answer outlasts the way to the store, and no more is lost with it
 _IN_USE = "in_use"
 _URL = "url"
 
-_cache: tuple[Path | None, float] = (None, DEFAULT_GB)
+_most_gb = DEFAULT_GB
 _held: dict[Path, IO[bytes]] = {}
 
 
 def use_cache(folder: str | Path | None = None, gigabytes: float = DEFAULT_GB) -> None:
     """Keep what this process fetches from now on in a folder, which may have so many GB; None: in the user's cache."""
-    global _cache
-    _cache = (None if folder is None else Path(folder)), gigabytes
-
-
-def _find_cache() -> Path:
-    found = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "gaudi" / "records"
-    return _cache[0] or found
+    global _most_gb
+    _most_gb = gigabytes
+    use_cache_dir(folder)
 
 
 class RemoteRecords:
@@ -95,7 +89,7 @@ class RemoteRecords:
             MissingInputError, DataError: a shard is not there, or is another than that of the manifest.
             AccessError, TransferError: as by `Store`.
         """
-        cache = _find_cache()
+        cache = find_cache("records")
         key = _make_key(self.url, self.split, self._content)
         folder = cache / key
         with hold_lock(cache / "cache.lock"):
@@ -115,14 +109,14 @@ class RemoteRecords:
         missing = [name for name, (size, _) in self._shards.items() if _find_size(folder / name) != size]
         progress = ProgressLine("fetching", "file")
         sizes = {name: self._shards[name][0] for name in missing}
-        pieces = [piece for name in missing for piece in _cut(self._path(name), sizes[name])]
+        pieces = [piece for name in missing for piece in cut_pieces(self._path(name), sizes[name])]
         with contextlib.closing(self._store.read_pieces(pieces)) as contents:
             for number, name in enumerate(missing):
                 progress(number, len(missing))
                 if self._write(folder / name, contents):
                     continue
                 # Once more, in case it was damaged on its way; those on their way are of the next files.
-                if not self._write(folder / name, self._store.read_pieces(_cut(self._path(name), sizes[name]))):
+                if not self._write(folder / name, self._store.read_pieces(cut_pieces(self._path(name), sizes[name]))):
                     raise DataError(
                         f"has not the CRC-32C {self._shards[name][1]} of its manifest",
                         path=f"{self.url}/{name}",
@@ -144,7 +138,7 @@ class RemoteRecords:
         size, expected = self._shards[path.name]
         checksum = 0
         with contextlib.suppress(_OtherContentError), write_atomically(path) as file:
-            for _ in _cut("", size):
+            for _ in cut_pieces("", size):
                 content = next(contents)
                 checksum = google_crc32c.extend(checksum, content)
                 file.write(content)
@@ -155,11 +149,6 @@ class RemoteRecords:
 
 class _OtherContentError(Exception):
     """A shard that is not that of the manifest, so that its draft is removed."""
-
-
-def _cut(path: str, size: int) -> list[tuple[str, int, int]]:
-    """Cut a file into pieces to ask for; an empty one has none."""
-    return [(path, start, min(start + _PIECE, size)) for start in range(0, size, _PIECE)]
 
 
 def _find_size(path: Path) -> int | None:
@@ -214,7 +203,7 @@ def _parse(content: bytes, split: str, path: str) -> tuple[dict[str, Any], dict[
 
 def _make_room(cache: Path, needed: int, url: str) -> None:
     """Remove sets of records, those first whose use is longest ago, until there is room; those in use stay."""
-    most = int(_cache[1] * 1e9)
+    most = int(_most_gb * 1e9)
     found = {folder: _find_own_size(folder) for folder in cache.iterdir()}
     sizes = {folder: size for folder, size in found.items() if size is not None}
     for folder in sorted(sizes, key=lambda each: (each / _URL).stat().st_mtime):
@@ -226,7 +215,7 @@ def _make_room(cache: Path, needed: int, url: str) -> None:
     if (there := sum(sizes.values())) + needed > most:
         others = f"; {there / 1e9:.3g} GB there are in use" if there else ""
         raise FlagError(
-            f"has {needed / 1e9:.3g} GB, and the cache {cache} may have {_cache[1]:.3g} GB{others}",
+            f"has {needed / 1e9:.3g} GB, and the cache {cache} may have {_most_gb:.3g} GB{others}",
             flag="--cache_gb",
             path=url,
             remedy="give a larger --cache_gb, and a --cache_dir with the room",
