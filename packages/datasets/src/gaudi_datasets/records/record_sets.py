@@ -16,13 +16,8 @@ from gaudi_datasets.documents import CHECKSUM, load_json
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.fetching.stores import is_url
 from gaudi_datasets.image_files import IMAGE_ENDINGS
-from gaudi_datasets.records.conversion import (
-    DECODED,
-    JOB_IDENTITY,
-    UNSEALED_VERSION,
-    parse_manifest,
-    unfinished_folder,
-)
+from gaudi_datasets.records.conversion import unfinished_folder
+from gaudi_datasets.records.manifests import DECODED, JOB_IDENTITY, UNSEALED_VERSION, parse_manifest
 from gaudi_datasets.records.remote_records import RemoteRecords
 from gaudi_datasets.records.tfrecords import (
     ExampleFeatures,

@@ -21,7 +21,7 @@ from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import AccessError, DataError, FlagError, MissingInputError
 from gaudi_datasets.fetching.stores import DEFAULT_GB, Store, cut_pieces, find_cache, use_cache_dir
 from gaudi_datasets.program import ProgressLine
-from gaudi_datasets.records.conversion import parse_manifest
+from gaudi_datasets.records.manifests import parse_manifest
 from gaudi_datasets.split_folders import SHARD_NAME, name_folders
 from gaudi_ops.errors import GaudiError
 from gaudi_ops.files import hold_lock, is_shared, read_file, read_text, share_lock, write_atomically, write_file
