@@ -143,7 +143,7 @@ BUGS = (
     Bug(
         "the hash of tensors is not compared",
         CHECKPOINT,
-        "if sha256 != _sha256(path / TENSORS):",
+        "if sha256 != hash_file(path / TENSORS):",
         "if not sha256:",
         INPUTS,
     ),

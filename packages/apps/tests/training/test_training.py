@@ -609,7 +609,7 @@ def test_a_checkpoint_is_used(
     request = options.pop("request")
     assert request.precisions == ("fp32",)
     assert request.evaluator.num_images == 5
-    assert options == {"step": 2, "architecture": SSDArchitecture(), "pool_padding": "same"}
+    assert options == {"step": 2, "architecture": SSDArchitecture(), "pool_padding": "same", "box_voting": False}
     saved = load_checkpoint(run / "checkpoints" / "step-00000002").tensors
     assert all(np.array_equal(variable, saved[variable.name.removesuffix(":0")]) for variable in model.variables)
 

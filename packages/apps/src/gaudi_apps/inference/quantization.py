@@ -155,7 +155,8 @@ def _replace_pool(pool: Any) -> Any:
         pool.input_value(0), *shape, told["rounding_type"], told["auto_pad"]
     )
     first.set_friendly_name(pool.get_friendly_name())
-    pool.output(0).replace(first.output(0))
+    for reader in pool.output(0).get_target_inputs():
+        reader.replace_source_output(first.output(0))
     return first
 
 
