@@ -155,7 +155,7 @@ class Live:
         for status, told in ends:
             if status is None:
                 raise RuntimeError("a rank goes on after the end of the run")
-            if not 0 < status < 128 or "Traceback" in told:
+            if status <= 0 or "Traceback" in told:
                 raise RuntimeError(f"a rank ends with {status if status <= 0 else 'a signal, or a traceback'}")
 
 
@@ -259,7 +259,7 @@ def read_member(folder: Path) -> None:
     status, told = rank.wait(LONGEST_END)
     if status is None:
         raise RuntimeError("the rank goes on without its coordinator")
-    if not 0 < status < 128 or "Traceback" in told:
+    if status <= 0 or "Traceback" in told:
         raise RuntimeError(f"the rank ends with {status if status <= 0 else 'a signal, or a traceback'}: {told[-80:]}")
     if len(told) > LONGEST_TEXT or not " ".join(told.split("\n")).isprintable():
         raise RuntimeError("what the rank tells is long, or moves a cursor")

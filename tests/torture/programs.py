@@ -201,13 +201,12 @@ def watch_images() -> None:
 
 def run_ssd(argv: Sequence[str]) -> None:
     """Run ssd_train with a network that costs next to nothing."""
-    import gaudi_apps.detection.detector
     import gaudi_models.ssd
     from gaudi_apps import ssd_train
 
     watch_images()
-    gaudi_models.ssd.build_ssd = runpy.run_path(str(APPS / "small_ssd.py"))["build_small_ssd"]
-    setattr(gaudi_apps.detection.detector, "build_ssd", gaudi_models.ssd.build_ssd)  # noqa: B010
+    small = runpy.run_path(str(APPS / "small_ssd.py"))["build_small_ssd"]
+    serving.exchange_network(gaudi_models.ssd.build_ssd, small)
     ssd_train.main([*argv])
 
 
@@ -218,7 +217,7 @@ def run_resnet(argv: Sequence[str]) -> None:
 
     watch_images()
     small = runpy.run_path(str(APPS / "classification" / "conftest.py"))["build_small_classifier"]
-    gaudi_models.classifiers.build_classifier = small
+    serving.exchange_network(gaudi_models.classifiers.build_classifier, small)
     resnet_train.main([*argv])
 
 
@@ -315,7 +314,7 @@ def run_mxnet(argv: Sequence[str]) -> None:
 
     watch_images()
     small = runpy.run_path(str(APPS / "small_ssd_mxnet.py"))["build_small_ssd"]
-    gaudi_models.mxnet.ssd.build_ssd = small
+    serving.exchange_network(gaudi_models.mxnet.ssd.build_ssd, small)
     ssd_mxnet_train.main([*argv])
 
 

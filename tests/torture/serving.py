@@ -55,6 +55,14 @@ def run_serve(argv: Sequence[str]) -> None:
     sys.exit(server.status if server.status >= 0 else 1)
 
 
+def exchange_network(build: Any, small: Any) -> None:
+    """Put a function that builds a small network in place of another one, wherever it was imported."""
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("gaudi_")]
+    for module in modules:
+        if getattr(module, build.__name__, None) is build:
+            setattr(module, build.__name__, small)
+
+
 def build_network() -> Any:
     """Return the function that builds the network, by whose names of layers weights are read."""
     names = runpy.run_path(str(APPS / "small_serve.py"))["NAMES"]
@@ -72,13 +80,10 @@ def _serve(argv: Sequence[str]) -> None:
     """Be the server, with a network that costs next to nothing."""
     status = 70
     try:
-        import gaudi_apps.detection.detector
         import gaudi_models.ssd
         from gaudi_apps.cli import run_commands
 
-        small = build_network()
-        gaudi_models.ssd.build_ssd = small
-        setattr(gaudi_apps.detection.detector, "build_ssd", small)  # noqa: B010 - mypy lets no function be assigned
+        exchange_network(gaudi_models.ssd.build_ssd, build_network())
         run_commands.main([*argv])
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -298,6 +298,8 @@ def test_checkpoints_of_later_steps_are_removed(tmp_path: Path) -> None:
         {"refits": [[1]]},
         {"refits": ["ab"]},
         {"refits": 4},
+        {"refits": [[float("inf"), 1]]},
+        {"refits": [[True, 1]]},
     ],
 )
 def test_values_of_another_type_are_damage(tmp_path: Path, metadata: Any) -> None:

@@ -348,6 +348,14 @@ def test_what_is_there_and_is_another_file_stays(server: Any, content: bytes, tm
     assert server.requests == []
 
 
+def test_what_an_error_of_the_disk_left_beside_the_part_is_removed(server: Any, content: bytes, tmp_path: Path) -> None:
+    server.add("/file", content)
+    assert fetch(download_of(server, content, tmp_path))
+    (tmp_path / "file.part.json").write_text("{}")
+    assert not fetch(download_of(server, content, tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_stop_keeps_the_part(server: Any, faults: Any, content: bytes, tmp_path: Path) -> None:
     stop = threading.Event()
 

@@ -110,6 +110,13 @@ def test_wrong_hostfiles(text: str, words: str) -> None:
         parse_hostfile(text, "hosts")
 
 
+def test_what_stands_after_a_host_is_told_in_few_letters() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_hostfile(f"a\nb {'x' * 5000}", "hosts")
+    assert (caught.value.path, caught.value.record) == ("hosts", "line 2")
+    assert len(str(caught.value)) < 400
+
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [

@@ -119,6 +119,9 @@ class RunState:
         stopping, history = values.get("early_stop"), _take(values, "history", list, [])
         if len(history) not in (0, 2):
             raise ValueError(f"history is {history}")
+        refits = _take(values, "refits", list, [])
+        if any(type(number) is not int for refit in refits for number in refit):
+            raise ValueError(f"refits is {refits}")
         return cls(
             step=step,
             settings=_take(values, "settings", dict, {}),
@@ -128,7 +131,7 @@ class RunState:
             image_sequence=_take(values, "image_sequence", str, ""),
             early_stop=None if stopping is None else _take(values, "early_stop", dict),
             history=tuple(map(str, history)),
-            refits=tuple((int(done), int(total)) for done, total in _take(values, "refits", list, [])),
+            refits=tuple((done, total) for done, total in refits),
         )
 
 

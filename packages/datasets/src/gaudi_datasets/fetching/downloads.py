@@ -134,6 +134,7 @@ class Fetcher:
                 raise UnsafeError(
                     f"is there already and is not the file to fetch ({error})", path=path, remedy="move it away"
                 ) from None
+            PartialFile.forget(path.with_name(path.name + ".part"))
             return False
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = PartialFile(path.with_name(path.name + ".part"), download.url)
@@ -312,6 +313,13 @@ class PartialFile:
                 self._validator = state["validator"]
                 return
         self.discard()
+
+    @staticmethod
+    def forget(path: Path) -> None:
+        """Remove what is left beside a partial file that was published, where the disk let nobody remove it then."""
+        if not path.exists():
+            with contextlib.suppress(OSError):
+                path.with_name(path.name + ".json").unlink(missing_ok=True)
 
     @property
     def size(self) -> int:

@@ -364,12 +364,13 @@ def parse_hostfile(text: str, source: str) -> tuple[Entry, ...]:
         if words[1:]:
             key, _, value = words[1].partition("=")
             if key != "slots" or words[2:]:
-                raise ConfigurationError(
-                    f"{line_source}: {' '.join(words[1:])!r}",
-                    path=source,
+                fault = _make_error(
+                    source,
+                    f"line {number}: {' '.join(words[1:])!r}",
                     record=f"line {number}",
                     remedy="after the host there is slots=N or nothing",
                 )
+                raise fault
             slots = read_slots(value, line_source)
         entries.append((name, slots))
     return _checked(entries, source)
