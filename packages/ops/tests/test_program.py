@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from gaudi_ops.errors import GaudiError
-from gaudi_ops.program import MAX_ERROR, describe_error, exit_status_of, importing, run_program, say, show_status
+from gaudi_ops.program import (
+    MAX_ERROR,
+    NO_THREAD,
+    describe_error,
+    exit_status_of,
+    importing,
+    run_program,
+    say,
+    show_status,
+)
 
 
 class DataError(GaudiError, ValueError):
@@ -29,7 +38,7 @@ class DataError(GaudiError, ValueError):
         (KeyboardInterrupt(), 75),
         (ImportError("no tensorflow"), 78),
         (MemoryError("Unable to allocate 3.00 GiB"), 74),
-        (RuntimeError("can't start new thread"), 74),
+        (RuntimeError(NO_THREAD), 74),
         (RuntimeError("x"), 70),
     ],
 )
