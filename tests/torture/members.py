@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,7 +118,7 @@ class Live:
         self.unforeseen = list[logging.LogRecord]()
         self.coordinator: Coordinator = Coordinator(SIZE, timeouts=make_timeouts(), settle_seconds=0.05)
         port, token = self.coordinator.port, self.coordinator.token
-        self.ranks = [start_rank(lambda rank=rank: go_on(rank, f"host{rank}", port, token)) for rank in (0, 1)]
+        self.ranks = [start_rank(partial(go_on, rank, f"host{rank}", port, token)) for rank in (0, 1)]
         end = time.monotonic() + LONGEST_END
         while len(self.coordinator.present) < 2:
             if time.monotonic() > end:
