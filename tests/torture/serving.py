@@ -57,10 +57,10 @@ def run_serve(argv: Sequence[str]) -> None:
 
 def exchange_network(build: Any, small: Any) -> None:
     """Put a function that builds a small network in place of another one, wherever it was imported."""
-    modules = [module for name, module in list(sys.modules.items()) if name.startswith("gaudi_")]
-    for module in modules:
-        if getattr(module, build.__name__, None) is build:
-            setattr(module, build.__name__, small)
+    name = str(build.__name__)
+    for module in [module for path, module in list(sys.modules.items()) if path.startswith("gaudi_")]:
+        if getattr(module, name, None) is build:
+            setattr(module, name, small)
 
 
 def build_network() -> Any:

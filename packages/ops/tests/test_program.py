@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from gaudi_ops.errors import GaudiError
-from gaudi_ops.program import MAX_ERROR, describe_error, exit_status_of, importing, run_program, say, show_status
+from gaudi_ops.program import (
+    MAX_ERROR,
+    NO_THREAD,
+    describe_error,
+    exit_status_of,
+    importing,
+    run_program,
+    say,
+    show_status,
+)
 
 
 class DataError(GaudiError, ValueError):

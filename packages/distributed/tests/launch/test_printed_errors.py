@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -49,3 +51,19 @@ def test_errors_print_as_one_line(
         variables = "".join(f"{name}={value} " for name, value in environ.items())
         printed += f"$ {variables}gaudi-run {command}\n{err}status {status}\n"
     assert printed == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_too_little_memory_is_one_line_and_its_own_status(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("host1\n" * 10**6)
+    code = """
+import re, resource, sys
+from pathlib import Path
+from gaudi_distributed.launch import cli, planning, running
+size = int(re.search(r"VmSize:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (size + (2 << 20),) * 2)
+cli.main(["--hostfile", sys.argv[1], "--np", "2", "true"])
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "hosts"], capture_output=True, text=True)
+    assert done.returncode == 74, done.stderr
+    assert "not enough memory" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -25,6 +25,7 @@ EX_TEMPFAIL = 75
 EX_CONFIG = 78
 MAX_ERROR = 400  # characters of an error as it is printed
 _CV_NO_MEMORY = -4  # the code of such a cv2.error
+NO_THREAD = "can't start new thread"  # whose stack finds no place, says Python
 
 _status: TextIO | None = None  # where a line stands on a terminal that the next one replaces
 _faults: list[OSError] = []  # of standard output and standard error
@@ -178,7 +179,7 @@ def lacks_memory(error: BaseException) -> bool:
     """Return whether an error tells of too little memory; NumPy, TensorFlow and OpenCV each have their own."""
     kind = type(error)
     is_exhausted = kind.__name__ == "ResourceExhaustedError" and kind.__module__.startswith("tensorflow.")
-    is_threadless = kind is RuntimeError and str(error) == "can't start new thread"  # its stack finds no place
+    is_threadless = kind is RuntimeError and str(error) == NO_THREAD
     return isinstance(error, MemoryError) or is_exhausted or is_threadless or _is_cv_exhausted(error)
 
 

@@ -74,12 +74,14 @@ def _end(error: BaseException) -> int:
         return status
     if isinstance(error, KeyboardInterrupt):
         return _STOPPED
-    return _IO if isinstance(error, OSError) else _SOFTWARE
+    return _IO if isinstance(error, (OSError, MemoryError)) else _SOFTWARE
 
 
 def _describe(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
+    if isinstance(error, MemoryError):
+        return "there is not enough memory; free some, or start fewer processes"
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{Path(error.filename)}: {error.strerror}"
     text = " ".join(str(error).split())
