@@ -28,9 +28,6 @@ class DataError(GaudiError, ValueError):
     exit_status = 65
 
 
-NO_THREAD = "can't start new thread"  # as Python says it
-
-
 @pytest.mark.parametrize(
     ("error", "status"),
     [
