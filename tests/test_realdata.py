@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -15,7 +16,7 @@ import google_crc32c
 import pytest
 
 from gaudi_datasets.documents import seal
-from gaudi_datasets.records.tfrecords import frame_record, index_records, read_record
+from gaudi_datasets.records.tfrecords import encode_index, frame_record, index_records, read_record
 
 FOLDER = Path(os.environ.get("REAL_DATA", ""))
 
@@ -89,7 +90,7 @@ def run_into_error(status: int, *flags: str | Path) -> str:
 
 
 def spoil_boxes(records: Path, image_id: str) -> int:
-    """Set the boxes of an image to NaN, with checksums that are right; return the number of its record."""
+    """Set the boxes of an image to NaN, with checksums and an index that are right; return the number of its record."""
     import tensorflow as tf
 
     for path in sorted(records.glob("train-0*")):
@@ -106,6 +107,9 @@ def spoil_boxes(records: Path, image_id: str) -> int:
                 manifest = json.loads((records / "train.json").read_text())
                 (listed,) = (one for one in manifest["shards"] if one["name"] == path.name)
                 listed |= {"bytes": len(shard), "crc32c": f"{google_crc32c.value(shard):08x}"}
+                index = encode_index(sorted(records.glob("train-0*")))
+                (records / "train.index").write_bytes(index)
+                manifest["index"] = hashlib.sha256(index).hexdigest()
                 (records / "train.json").write_text(json.dumps(seal(manifest)))
                 return number
     raise AssertionError(f"no record has the image {image_id}")
