@@ -218,9 +218,11 @@ def run_server(flags: ServeFlags) -> None:
         stop = asyncio.Event()
         _stop_at_signals(stop)
         await serve(flags, sockets, stop)
+        # Python would wait for a thread that still loads or computes, though nobody waits for its result; and a signal
+        # that comes while asyncio closes the loop would end in a traceback.
+        os._exit(0)
 
     asyncio.run(run())
-    os._exit(0)  # Python would wait for a thread that still loads or computes, though nobody waits for its result
 
 
 async def serve(flags: ServeFlags, sockets: list[socket.socket], stop: asyncio.Event) -> None:
