@@ -81,6 +81,7 @@ def test_files_are_listed_and_removed(bucket: Bucket, store: WritableStore) -> N
     assert set(store.list_files()) == {"b/c"}
 
 
+@pytest.mark.parametrize("file", [1000, 2**24 + 1000], indirect=True)  # an empty one has no byte
 def test_a_changed_byte_is_named(bucket: Bucket, store: WritableStore, file: Path, tmp_path: Path) -> None:
     store.upload("a", file)
     bucket.flip("folder/a")
