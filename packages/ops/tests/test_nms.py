@@ -85,7 +85,7 @@ def test_kept_boxes_are_means_by_score_and_overlap() -> None:
     scores = np.array([[0, 0.8, 0], [0, 0.4, 0.9], [0, 0.5, 0], [0, 0.3, 0]], np.float32)
     kept, labels, values = non_max_suppression(boxes, scores, voting_iou=0.5)
     plain = non_max_suppression(boxes, scores)
-    weights = np.array([0.8 * 0.5, 0.4 * 0.25, 0.5 * 0.1])
+    weights = np.array([0.79 * 0.5, 0.39 * 0.25, 0.49 * 0.1])  # scores are above .01, a fifth of the threshold
     right = (weights @ [4, 3, 2.4]) / weights.sum()
     np.testing.assert_allclose(kept, [boxes[1], [0, 0, 4, right], boxes[3]], rtol=1e-6)
     for found, expected in zip((labels, values), plain[1:], strict=True):
@@ -94,11 +94,26 @@ def test_kept_boxes_are_means_by_score_and_overlap() -> None:
 
 def test_only_what_counts_votes_and_a_box_without_area_stays() -> None:
     boxes = np.array([[0, 0, 4, 4], [0, 0, 4, 3], [0, 0, 4, 3], [7, 7, 7, 7]], np.float32)
-    scores = np.array([[0, 0.9], [0, 0.05], [0, 0.5], [0, 0.3]], np.float32)
-    kept, _, _ = non_max_suppression(boxes, scores, max_per_class=1, voting_iou=0.5)
+    scores = np.array([[0, 0.9], [0, 0.01], [0, 0.5], [0, 0.3]], np.float32)
+    kept, _, _ = non_max_suppression(boxes[:2], scores[:2], voting_iou=0.5)
     np.testing.assert_array_equal(kept, boxes[:1])
+    kept, _, _ = non_max_suppression(boxes, scores, max_voters=1, voting_iou=0.5)
+    np.testing.assert_array_equal(kept, boxes[[0, 3]])
     kept, _, _ = non_max_suppression(boxes, scores, voting_iou=0.8)
     np.testing.assert_array_equal(kept, boxes[[0, 3]])
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([20, 1000]))
+@settings(max_examples=30, deadline=None)
+def test_a_score_near_the_limits_of_votes_moves_a_box_by_little(seed: int, max_voters: int) -> None:
+    """Rounding decides which of many equal boxes vote, around the last one and around a fifth of the threshold."""
+    rng = np.random.default_rng(seed)
+    boxes = np.array([0.2, 0.2, 0.6, 0.6], np.float32) + rng.uniform(-0.05, 0.05, (60, 4)).astype(np.float32)
+    scores = np.stack([np.zeros(60), rng.permutation([0.4] + [0.06] * 19 + [0.0101] * 40)], axis=1)
+    rounded = scores + rng.uniform(-2e-4, 2e-4, scores.shape)
+    found, near = (non_max_suppression(boxes, one, voting_iou=0.5, max_voters=max_voters) for one in (scores, rounded))
+    assert found[2][0] > 0.3
+    np.testing.assert_allclose(found[0][0], near[0][0], atol=1e-3)
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.3, 0.7))

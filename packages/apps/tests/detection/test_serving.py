@@ -82,7 +82,7 @@ def test_votes_move_boxes_and_keep_scores(detector_network: Any, images: Any) ->
     )
     np.testing.assert_array_equal(voted.labels, plain.labels)
     np.testing.assert_array_equal(voted.scores, plain.scores)
-    assert np.abs(voted.boxes_yxyx - plain.boxes_yxyx).max() > 0.01
+    assert np.abs(voted.boxes_yxyx - plain.boxes_yxyx).max() > 1e-3
 
 
 @pytest.mark.slow

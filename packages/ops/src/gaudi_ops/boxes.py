@@ -7,6 +7,9 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
 
+# Of a class, as many boxes vote at most, of scores above this share of the threshold.
+VOTERS, VOTING_FLOOR = 600, 0.2
+
 
 def cyxhw_to_yxyx(boxes_cyxhw: npt.ArrayLike) -> FloatArray:
     """Turn centre-form boxes [..., 4] into corners y0, x0, y1, x1, in the same unit."""
@@ -87,12 +90,13 @@ def non_max_suppression(
     max_per_class: int = 200,
     max_detections: int = 200,
     voting_iou: float | None = None,
+    max_voters: int = VOTERS,
 ) -> tuple[FloatArray, IntArray, FloatArray]:
     """Keep, for each class of one image, the best boxes that don't overlap a better one of the class.
 
-    With `voting_iou`, each kept box becomes the mean of the considered boxes of its class, weighted by their scores
-    times what their IoU with it is above this; scores stay. The weights are continuous, so rounding moves no box far.
-    Source: Gidaris and Komodakis, https://arxiv.org/abs/1505.01749, section 5.
+    With `voting_iou`, each kept box becomes the mean of the boxes of its class that `choose_voters` chooses, by their
+    weights times what their IoU with it is above this; scores stay. The weights are continuous, so rounding moves no
+    box far. Source: Gidaris and Komodakis, https://arxiv.org/abs/1505.01749, section 5, whose weights are the scores.
 
     Args:
         boxes_yxyx: [boxes, 4], corners.
@@ -102,6 +106,7 @@ def non_max_suppression(
         max_per_class: number of the best scores of a class that are considered.
         max_detections: largest number of detections.
         voting_iou: from which overlap on, below 1, boxes vote on where a kept one lies; None: it stays as it is.
+        max_voters: largest number of boxes of a class that vote.
 
     Returns:
         boxes float32 [n, 4], labels int32 [n] from 1, scores float32 [n], best first, ties by class and then row.
@@ -117,27 +122,50 @@ def non_max_suppression(
         rows = considered[_suppress(boxes[considered], iou_threshold)]
         kept = boxes[rows]
         if voting_iou is not None:
-            kept = vote_on_boxes(kept, boxes[considered], values[considered, label], voting_iou)
+            voters, weights = choose_voters(values[:, label], score_threshold, max_voters)
+            kept = vote_on_boxes(kept, boxes[voters], weights, voting_iou)
         found.append((kept, np.full(len(rows), label, np.int32), values[rows, label]))
     kept_boxes, labels, kept_values = (np.concatenate(parts) for parts in zip(*found, strict=True))
     order = np.argsort(-kept_values, kind="stable")[:max_detections]
     return kept_boxes[order], labels[order], kept_values[order]
 
 
-def vote_on_boxes(
-    kept_yxyx: FloatArray, considered_yxyx: FloatArray, scores: FloatArray, voting_iou: float
-) -> FloatArray:
-    """Move boxes of a class to the weighted mean of those that were considered, see `non_max_suppression`.
+def choose_voters(
+    scores: FloatArray, score_threshold: float, max_voters: int = VOTERS
+) -> tuple[npt.NDArray[np.intp], FloatArray]:
+    """Choose the boxes of a class that vote: the best ones whose scores are above a fifth of the threshold.
+
+    A box weighs by what its score exceeds that fifth, and the best score that does not vote. So a box that rounding
+    adds or leaves out at one of these limits has next to no weight.
+
+    Args:
+        scores: float32 [n], of all boxes.
+        score_threshold: of detections.
+        max_voters: largest number of voters.
+
+    Returns:
+        rows intp [k], the best one first, and their weights float32 [k].
+    """
+    rows, floor = np.argsort(-scores, kind="stable"), np.float32(VOTING_FLOOR * score_threshold)
+    if len(rows) > max_voters:
+        floor = max(floor, scores[rows[max_voters]])
+    rows = rows[:max_voters]
+    rows = rows[scores[rows] > floor]
+    return rows, scores[rows] - floor
+
+
+def vote_on_boxes(kept_yxyx: FloatArray, voters_yxyx: FloatArray, weights: FloatArray, voting_iou: float) -> FloatArray:
+    """Move boxes of a class to the weighted mean of those that vote, see `non_max_suppression`.
 
     Args:
         kept_yxyx: float32 [k, 4]; one without an area, which overlaps none, stays.
-        considered_yxyx: float32 [n, 4].
-        scores: float32 [n].
+        voters_yxyx: float32 [n, 4].
+        weights: float32 [n], see `choose_voters`.
         voting_iou: from which overlap on boxes vote, below 1.
 
     Returns:
         float32 [k, 4].
     """
-    weights = scores * np.maximum(iou(kept_yxyx, considered_yxyx) - np.float32(voting_iou), 0)
-    total = weights.sum(axis=1, keepdims=True)
-    return np.where(total > 0, weights @ considered_yxyx / np.maximum(total, np.finfo(np.float32).tiny), kept_yxyx)
+    shares = weights * np.maximum(iou(kept_yxyx, voters_yxyx) - np.float32(voting_iou), 0)
+    total = shares.sum(axis=1, keepdims=True)
+    return np.where(total > 0, shares @ voters_yxyx / np.maximum(total, np.finfo(np.float32).tiny), kept_yxyx)

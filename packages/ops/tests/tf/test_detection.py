@@ -126,14 +126,15 @@ def test_detections_are_the_originals() -> None:
         np.testing.assert_array_equal(result[1], 0 * NMS[name])
 
 
-@given(seeds, st.sampled_from([0.2, 0.5, 0.7]), st.sampled_from([10, 150]))
+@given(seeds, st.sampled_from([0.2, 0.5, 0.7]), st.sampled_from([10, 150]), st.sampled_from([8, 29, 1000]))
 @settings(max_examples=25, deadline=None)
-def test_votes_are_numpys(seed: int, voting_iou: float, max_detections: int) -> None:
+def test_votes_are_numpys(seed: int, voting_iou: float, max_detections: int, max_voters: int) -> None:
     """Of both forms of suppression."""
     rng = np.random.default_rng(seed)
     boxes = np.sort(rng.random((2, 30, 2, 2), np.float32), axis=2).reshape(2, 30, 4)
     scores = np.array(rng.permutation(2 * 30 * 4).reshape(2, 30, 4) / 240, np.float32)  # no ties
     options: dict[str, Any] = {"max_detections": max_detections, "score_threshold": 0.25, "voting_iou": voting_iou}
+    options |= {"max_voters": max_voters}
     by_library = non_max_suppression(boxes, scores, max_per_class=max_detections, **options)
     by_rounds = suppress_by_overlaps(boxes, scores, max_per_class=max_detections, **options)
     for results in (by_library, by_rounds):

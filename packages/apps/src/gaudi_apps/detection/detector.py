@@ -21,7 +21,7 @@ from gaudi_apps.detection.agreement import (
     DETECTIONS_PER_IMAGE,
     IOU_THRESHOLD,
     SCORE_THRESHOLD,
-    VOTERS_PER_CLASS,
+    VOTED_PER_CLASS,
     VOTING_IOU,
     compare_detections,
     compare_rounded,
@@ -45,8 +45,9 @@ from gaudi_models.padding import SSD_PADDINGS, PoolPadding
 from gaudi_models.ssd import build_ssd, freeze_backbone
 from gaudi_models.weights import WeightsMetadata
 from gaudi_ops import SSD300, SSD_SPECS
+from gaudi_ops.boxes import VOTERS
 from gaudi_ops.tf import MomentumSGD, decode_boxes, non_max_suppression, ssd_loss
-from gaudi_ops.tf.detection import suppress_by_overlaps, vote_on_boxes
+from gaudi_ops.tf.detection import suppress_by_overlaps, vote_on_boxes, weigh_voters
 from gaudi_ops.tf.losses import Implementation
 
 if TYPE_CHECKING:
@@ -305,8 +306,9 @@ def detect_combined_nms(model: Any, images: Any, box_voting: bool = False) -> tu
     """
     logits, offsets = model(images, training=False)
     scores, decoded = tf.nn.softmax(logits)[..., 1:], _decode(offsets)
-    best = tf.math.top_k(tf.transpose(scores, [0, 2, 1]), _make_rules(box_voting)["max_per_class"])
-    scores = tf.where(scores >= best.values[:, tf.newaxis, :, -1], scores, 0.0)
+    considered = _make_rules(box_voting)["max_per_class"]
+    best = tf.math.top_k(tf.transpose(scores, [0, 2, 1]), VOTERS + 1 if box_voting else considered)
+    scores = tf.where(scores >= best.values[:, tf.newaxis, :, considered - 1], scores, 0.0)
     found = tf.image.combined_non_max_suppression(
         decoded[:, :, tf.newaxis],
         scores,
@@ -320,8 +322,8 @@ def detect_combined_nms(model: Any, images: Any, box_voting: bool = False) -> tu
     labels = tf.where(found.nmsed_scores > 0, tf.cast(found.nmsed_classes, tf.int32) + 1, 0)
     boxes = found.nmsed_boxes
     if box_voting:
-        counts = tf.where(best.values > SCORE_THRESHOLD, best.values, 0.0)
-        boxes = vote_on_boxes(boxes, labels, tf.gather(decoded, best.indices, batch_dims=1), counts, VOTING_IOU)
+        voters, weights = tf.gather(decoded, best.indices, batch_dims=1), weigh_voters(best.values, SCORE_THRESHOLD)
+        boxes = vote_on_boxes(boxes, labels, voters, weights, VOTING_IOU)
     return tf.clip_by_value(boxes, 0.0, 1.0), labels, found.nmsed_scores
 
 
@@ -335,7 +337,7 @@ def detect_by_builtins(model: Any, images: Any, box_voting: bool = False) -> tup
 def _make_rules(box_voting: bool) -> dict[str, Any]:
     rules: dict[str, Any] = {"score_threshold": SCORE_THRESHOLD, "iou_threshold": IOU_THRESHOLD}
     rules |= {"max_per_class": DETECTIONS_PER_IMAGE, "max_detections": DETECTIONS_PER_IMAGE}
-    return rules | {"max_per_class": VOTERS_PER_CLASS, "voting_iou": VOTING_IOU} if box_voting else rules
+    return rules | {"max_per_class": VOTED_PER_CLASS, "voting_iou": VOTING_IOU} if box_voting else rules
 
 
 def _decode(offsets: Any) -> Any:

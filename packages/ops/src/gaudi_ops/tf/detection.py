@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 import gaudi_ops.anchors
 from gaudi_ops.anchors import SSD300, DefaultBoxSpec, default_boxes_cyxhw
+from gaudi_ops.boxes import VOTERS, VOTING_FLOOR
 from gaudi_ops.targets import MATCH_IOU
 
 
@@ -101,6 +103,7 @@ def non_max_suppression(
     max_per_class: int = 200,
     max_detections: int = 200,
     voting_iou: float | None = None,
+    max_voters: int = VOTERS,
 ) -> tuple[Any, Any, Any]:
     """Keep, for each image and class, the best boxes that don't overlap a better one of the class.
 
@@ -112,19 +115,23 @@ def non_max_suppression(
         max_per_class: number of the best scores of a class that are considered.
         max_detections: rows of the result.
         voting_iou: see `gaudi_ops.non_max_suppression`.
+        max_voters: see there.
 
     Returns:
         boxes float32 [batch, max_detections, 4], labels int32 [batch, max_detections] from 1, scores float32
         [batch, max_detections], best first; rows without a detection are 0 throughout.
     """
     boxes, scores = tf.cast(boxes_yxyx, tf.float32), tf.cast(scores, tf.float32)
+    lowest, count = score_threshold, max_per_class
+    if voting_iou is not None:
+        lowest, count = VOTING_FLOOR * score_threshold, max(max_per_class, max_voters + 1)
     # What does not count is made all alike, among which the search for the best is three times as fast.
-    by_class = tf.transpose(tf.where(scores > score_threshold, scores, scores.dtype.min)[..., 1:], [0, 2, 1])
-    candidates = tf.math.top_k(by_class, min(max_per_class, scores.shape[1]))
-    considered = tf.gather(boxes, candidates.indices, batch_dims=1)
+    by_class = tf.transpose(tf.where(scores > lowest, scores, scores.dtype.min)[..., 1:], [0, 2, 1])
+    best = tf.math.top_k(by_class, min(count, scores.shape[1]))
+    candidates = tf.gather(boxes, best.indices, batch_dims=1)
     detections = tf.image.combined_non_max_suppression(
-        tf.transpose(considered, [0, 2, 1, 3]),
-        tf.transpose(candidates.values, [0, 2, 1]),
+        tf.transpose(candidates[:, :, :max_per_class], [0, 2, 1, 3]),
+        tf.transpose(best.values[..., :max_per_class], [0, 2, 1]),
         max_output_size_per_class=max_per_class,
         max_total_size=max_detections,
         # TensorFlow drops above its threshold; this is the largest float32 below ours.
@@ -136,30 +143,50 @@ def non_max_suppression(
     labels = tf.where(found, tf.cast(detections.nmsed_classes, tf.int32) + 1, 0)
     kept = detections.nmsed_boxes
     if voting_iou is not None:
-        kept = vote_on_boxes(kept, labels, considered, tf.nn.relu(candidates.values), voting_iou)
+        weights = weigh_voters(best.values, score_threshold, max_voters)
+        kept = vote_on_boxes(kept, labels, candidates, weights, voting_iou)
     return kept, labels, detections.nmsed_scores
 
 
-def vote_on_boxes(boxes_yxyx: Any, labels: Any, considered_yxyx: Any, scores: Any, voting_iou: float) -> Any:
-    """Move boxes that were kept to the weighted mean of those that were considered, see `non_max_suppression`.
+def weigh_voters(scores: Any, score_threshold: float, max_voters: int = VOTERS) -> Any:
+    """Compute the weights of boxes that may vote, see `gaudi_ops.boxes.choose_voters`.
+
+    Args:
+        scores: float32 [batch, classes, m], the best ones of each class, in order; one more than max_voters of them
+            are needed where there are as many.
+        score_threshold: of detections.
+        max_voters: largest number of voters of a class.
+
+    Returns:
+        float32 [batch, classes, m], 0 for what does not vote.
+    """
+    floor = VOTING_FLOOR * score_threshold
+    if scores.shape[-1] > max_voters:
+        floor = tf.maximum(scores[..., max_voters : max_voters + 1], floor)
+    return tf.nn.relu(scores - floor)
+
+
+def vote_on_boxes(boxes_yxyx: Any, labels: Any, voters_yxyx: Any, weights: Any, voting_iou: float) -> Any:
+    """Move boxes that were kept to the weighted mean of those that vote, see `gaudi_ops.non_max_suppression`.
 
     Args:
         boxes_yxyx: float32 [batch, n, 4], the kept ones.
         labels: int32 [batch, n], their classes from 1; rows of label 0 are none, and stay.
-        considered_yxyx: float32 [batch, classes, m, 4], without the background.
-        scores: float32 [batch, classes, m]; what is 0 does not vote.
+        voters_yxyx: float32 [batch, classes, m, 4], without the background.
+        weights: float32 [batch, classes, m], see `weigh_voters`; what is 0 does not vote.
         voting_iou: from which overlap on boxes vote, below 1.
 
     Returns:
         float32 [batch, n, 4].
     """
     places = tf.maximum(labels - 1, 0)
-    own_boxes = tf.gather(considered_yxyx, places, batch_dims=1)
-    overlaps = _find_pairwise_iou(boxes_yxyx[:, :, tf.newaxis], own_boxes)[:, :, 0]
-    weights = tf.gather(scores, places, batch_dims=1) * tf.nn.relu(overlaps - voting_iou)
-    total = tf.reduce_sum(weights, axis=-1, keepdims=True)
+    # Sides one after the other, [batch, n, 4, m]: the numbers that are computed with lie side by side.
+    own_sides = tf.gather(tf.transpose(voters_yxyx, [0, 1, 3, 2]), places, batch_dims=1)
+    overlaps = _compute_iou(tf.split(boxes_yxyx, 4, axis=-1), tf.unstack(own_sides, axis=2))
+    shares = tf.gather(weights, places, batch_dims=1) * tf.nn.relu(overlaps - voting_iou)
+    total = tf.reduce_sum(shares, axis=-1, keepdims=True)
     # No matrix product, which devices and exports compute in fewer bits.
-    mean = tf.reduce_sum(weights[..., tf.newaxis] * own_boxes, axis=2) / tf.maximum(total, np.finfo(np.float32).tiny)
+    mean = tf.reduce_sum(shares[:, :, tf.newaxis] * own_sides, axis=-1) / tf.maximum(total, np.finfo(np.float32).tiny)
     return tf.where(tf.logical_and(total > 0, labels[..., tf.newaxis] > 0), mean, boxes_yxyx)
 
 
@@ -172,6 +199,7 @@ def suppress_by_overlaps(
     max_per_class: int = 200,
     max_detections: int = 200,
     voting_iou: float | None = None,
+    max_voters: int = VOTERS,
 ) -> tuple[Any, Any, Any]:
     """Compute `non_max_suppression` by operations that TensorFlow Lite has among its own.
 
@@ -187,17 +215,22 @@ def suppress_by_overlaps(
         max_per_class: number of the best scores of a class that are considered.
         max_detections: rows of the result.
         voting_iou: see `gaudi_ops.non_max_suppression`.
+        max_voters: see there.
 
     Returns:
         as `non_max_suppression`.
     """
     classes, count = scores.shape[-1] - 1, min(max_per_class, scores.shape[1])
-    by_class = tf.transpose(tf.where(scores > score_threshold, scores, 0.0)[..., 1:], [0, 2, 1])
-    best = tf.math.top_k(by_class, count)
-    candidates = tf.gather(boxes_yxyx, best.indices, batch_dims=1)  # [batch, classes, count, 4]
+    lowest, wanted = score_threshold, count
+    if voting_iou is not None:
+        lowest, wanted = VOTING_FLOOR * score_threshold, min(max(count, max_voters + 1), scores.shape[1])
+    by_class = tf.transpose(tf.where(scores > lowest, scores, 0.0)[..., 1:], [0, 2, 1])
+    best = tf.math.top_k(by_class, wanted)
+    voters = tf.gather(boxes_yxyx, best.indices, batch_dims=1)  # [batch, classes, wanted, 4]
+    candidates, values = voters[:, :, :count], best.values[..., :count]
     is_better = np.triu(np.ones((count, count), np.float32), 1)  # [better, other]
     overlaps = is_better * tf.cast(_find_pairwise_iou(candidates, candidates) >= iou_threshold, tf.float32)
-    counts = tf.cast(best.values > 0, tf.float32)
+    counts = tf.cast(values > score_threshold, tf.float32)
 
     def has_changed(former: Any, kept: Any) -> Any:
         return tf.reduce_max(tf.abs(former - kept)) > 0
@@ -207,14 +240,14 @@ def suppress_by_overlaps(
         return kept, counts * (1 - overlapping)
 
     _, kept = tf.while_loop(has_changed, drop, (counts - 1, counts))
-    flat = tf.reshape(best.values * kept, [-1, classes * count])
+    flat = tf.reshape(values * kept, [-1, classes * count])
     found = tf.math.top_k(flat, min(max_detections, classes * count))
     boxes = tf.gather(tf.reshape(candidates, [-1, classes * count, 4]), found.indices, batch_dims=1)
     is_found = found.values > 0
     labels = tf.where(is_found, found.indices // count + 1, 0)
     boxes, values = tf.where(is_found[..., tf.newaxis], boxes, 0.0), found.values
     if voting_iou is not None:
-        boxes = vote_on_boxes(boxes, labels, candidates, best.values, voting_iou)
+        boxes = vote_on_boxes(boxes, labels, voters, weigh_voters(best.values, score_threshold, max_voters), voting_iou)
     if rest := max_detections - min(max_detections, classes * count):
         boxes = tf.pad(boxes, [[0, 0], [0, rest], [0, 0]])
         labels, values = (tf.pad(one, [[0, 0], [0, rest]]) for one in (labels, values))
@@ -223,10 +256,12 @@ def suppress_by_overlaps(
 
 def _find_pairwise_iou(boxes_yxyx: Any, others_yxyx: Any) -> Any:
     """Compute the IoU of each box with each other: of [..., n, 4] and [..., m, 4] [..., n, m]; 0 without an area."""
-    (y0, x0, y1, x1), (top, left, bottom, right) = (
-        [boxes_yxyx[..., place : place + 1] for place in range(4)],
-        [others_yxyx[..., tf.newaxis, :, place] for place in range(4)],
-    )
+    return _compute_iou(tf.split(boxes_yxyx, 4, axis=-1), tf.unstack(others_yxyx[..., tf.newaxis, :, :], axis=-1))
+
+
+def _compute_iou(sides: Sequence[Any], others: Sequence[Any]) -> Any:
+    """Compute the IoU of boxes given by top, left, bottom and right of shapes that broadcast; 0 without an area."""
+    (y0, x0, y1, x1), (top, left, bottom, right) = sides, others
     height, width = tf.minimum(y1, bottom) - tf.maximum(y0, top), tf.minimum(x1, right) - tf.maximum(x0, left)
     intersection = tf.maximum(height, 0.0) * tf.maximum(width, 0.0)
     union = (y1 - y0) * (x1 - x0) + (bottom - top) * (right - left) - intersection
