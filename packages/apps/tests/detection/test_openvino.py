@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,19 @@ def test_threads_reach_openvino(exported: Path) -> None:
     for threads in (1, 2):
         model: Any = open_exported(exported / "openvino", "openvino", "fp32", bytes, threads)
         assert model._compiled.get_property("INFERENCE_NUM_THREADS") == model.threads == threads
+
+
+def test_batches_side_by_side_are_those_alone(exported: Path) -> None:
+    alone = open_exported(exported / "openvino", "openvino", "fp32", bytes, 2)
+    both: Any = open_exported(exported / "openvino", "openvino", "fp32", bytes, 2, many=True)
+    assert (alone.side_by_side, both.side_by_side) == (1, both._compiled.get_property("NUM_STREAMS"))
+    generator = np.random.default_rng(0)
+    size = json.loads((exported / "openvino" / "export.json").read_text())["image_size"]
+    batches = [generator.uniform(0, 255, (2, size, size, 3)).astype(np.float32) for _ in range(6)]
+    with ThreadPoolExecutor(4) as executor:  # more than it computes at once, which wait
+        for batch, found in zip(batches, executor.map(both.compute, batches), strict=True):
+            for name, values in alone.compute(batch).items():
+                np.testing.assert_allclose(found[name], values, atol=1e-4)
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

@@ -3,10 +3,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from gaudi_apps.inference.predictor import read_ahead
+from gaudi_apps.inference.media import InputImage
+from gaudi_apps.inference.predictor import compute_ahead, read_ahead
 
 SECONDS = 300
 
@@ -69,3 +73,30 @@ def test_an_error_comes_after_what_was_read_before_it() -> None:
     with pytest.raises(OSError, match="gone"):
         next(ahead)
     assert list(read_ahead(iter(()), 4)) == []
+
+
+def make_batches(*values: int) -> Iterator[list[InputImage]]:
+    for value in values:
+        pixels = np.full((1, 1, 3), value, np.uint8)
+        yield [InputImage(Path(), None, 0, 1, 1, pixels.astype(np.float32), lambda shown=pixels: shown)]
+
+
+@pytest.mark.parametrize("side_by_side", [1, 2, 3])
+def test_batches_are_computed_side_by_side_and_come_in_order(side_by_side: int) -> None:
+    """The computations wait for as many others as are to run at once."""
+    all_run = threading.Barrier(side_by_side)
+
+    def compute(inputs: Any) -> list[Any]:
+        all_run.wait(SECONDS)
+        return [inputs.sum(axis=(1, 2, 3))]
+
+    computed = compute_ahead(compute, make_batches(*range(6)), side_by_side)
+    found = [(batch[0].network_input[0, 0, 0], outputs[0][0]) for batch, outputs in computed]
+    assert found == [(number, 3 * number) for number in range(6)]
+
+
+def test_an_error_of_a_computation_comes_at_its_place() -> None:
+    computed = compute_ahead(lambda inputs: [1 // int(inputs.max())], make_batches(1, 0, 1), 2)
+    assert next(computed)[1] == [1]
+    with pytest.raises(ZeroDivisionError):
+        next(computed)

@@ -125,8 +125,11 @@ def check_image(encoded: bytes, place: object, *, decode: bool = True, upright: 
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(encoded), formats=_READ) as image:
                 turn = _read_turn(image) if image.format == "TIFF" else 1  # Pillow turns it and unmarks it
-                if warning := _find_jpeg_warning(encoded):
+                warning = _try_jpeg(encoded, strict=True) if encoded.startswith(_JPEG_START) else None
+                if warning and _lacks_pixels(encoded, warning):
                     raise _RefusedError(f"cannot be decoded whole ({warning}, {len(encoded)} bytes)", _REMEDY)
+                if warning == "" and image.mode in ("L", "RGB") and not (upright and _read_turn(image) != 1):
+                    return EncodedImage(encoded, "jpeg", image.height, image.width)  # libjpeg has read all of it
                 image.load()
                 turn = max(turn, _read_turn(image)) if upright else 1
                 return _convert(image, encoded, turn)
@@ -160,16 +163,13 @@ def _is_whole_jpeg(encoded: bytes) -> bool:
     return height * width <= _PIXELS_UNDECODED and not _try_jpeg(encoded, strict=True)
 
 
-def _find_jpeg_warning(encoded: bytes) -> str:
-    """Return what libjpeg warns of when it decodes a JPEG all of whose pixels may not be there; empty: nothing.
+def _lacks_pixels(encoded: bytes, warning: str) -> bool:
+    """Return whether pixels of a JPEG may not be there, by what `_try_jpeg` found.
 
     An error is no warning: every decoder finds it. Nothing is known of rare kinds of sampling.
     """
-    warning = _try_jpeg(encoded, strict=True) if encoded.startswith(_JPEG_START) else ""
     spare = _SPARE.fullmatch(warning)
-    if not warning or (spare and int(spare[1]) <= _SPARE_SHARE * len(encoded)) or _try_jpeg(encoded, strict=False):
-        return ""
-    return warning
+    return not (spare and int(spare[1]) <= _SPARE_SHARE * len(encoded)) and not _try_jpeg(encoded, strict=False)
 
 
 def _try_jpeg(encoded: bytes, *, strict: bool) -> str:

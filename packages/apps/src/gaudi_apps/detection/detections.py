@@ -405,11 +405,15 @@ class Refinement:
 
 
 class OpenedDetector(NamedTuple):
-    """A function that detects on a batch of prepared images, the classes, and the preparation."""
+    """A function that detects on a batch of prepared images, the classes, and the preparation.
+
+    So many threads may call the function at once as `side_by_side` says.
+    """
 
     detect: Detect
     categories: tuple[Category, ...]
     prepare: Preprocessor
+    side_by_side: int = 1
 
 
 def make_export_preprocessor(side: int) -> Preprocessor:
@@ -417,19 +421,20 @@ def make_export_preprocessor(side: int) -> Preprocessor:
     return Preprocessor(partial(resize_pixels, side=side), decode_like_tensorflow)
 
 
-def open_detector(export: CheckedExport, threads: int = 0) -> OpenedDetector:
+def open_detector(export: CheckedExport, threads: int = 0, many: bool = False) -> OpenedDetector:
     """Open an export, and what prepares images for it; see `open_model`.
 
     Args:
         export: to open.
         threads: to compute by; 0: as many as there are processors.
+        many: for batches that are computed side by side.
     """
     prepare = make_export_preprocessor(int(export.manifest["image_size"]))
-    model = open_model(export, prepare.from_encoded, threads)
+    model = open_model(export, prepare.from_encoded, threads, many=many)
 
     def detect(images: Any) -> Any:
         found = model.compute(np.asarray(images))
         return found["boxes_yxyx"], found["labels"], found["scores"]
 
     categories = tuple(Category(one["id"], one["name"]) for one in export.manifest["classes"])
-    return OpenedDetector(detect, categories, prepare)
+    return OpenedDetector(detect, categories, prepare, model.side_by_side)

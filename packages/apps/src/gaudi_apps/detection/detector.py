@@ -283,7 +283,7 @@ class _ExportedDetector(Detector):
     """A detector that is an export."""
 
     def __init__(self, export: CheckedExport) -> None:
-        self._detect, self.categories, self._prepare = open_detector(export)
+        self._detect, self.categories, self._prepare, _ = open_detector(export)
         self.class_names = tuple(one.name for one in self.categories)
         self.image_size = int(export.manifest["image_size"])
 

@@ -18,7 +18,8 @@ from gaudi_apps.detection.detections import (
     crop_boxes,
     to_records,
 )
-from gaudi_apps.inference.media import InputImage, Preprocessor, find_files
+from gaudi_apps.inference.addresses import Address
+from gaudi_apps.inference.media import InputImage, Preprocessor, find_files, is_video
 from gaudi_apps.inference.predictor import Results, predict_files, write_csv
 from gaudi_apps.inference.tiles import Rows
 from gaudi_apps.inference.visualizer import add_title, draw_detections, write_image
@@ -145,14 +146,17 @@ SAVED: Sequence[SaveFlag] = ("images", "json")
 
 
 def predict_by_flags(
-    flags: ImageFlags, open_detector: Callable[[], OpenedDetector], model_dir: Path, *, batch_size: int
+    flags: ImageFlags, open_detector: Callable[[bool], OpenedDetector], model_dir: Path, *, batch_size: int
 ) -> None:
     """Detect on each image and frame that flags name, and print the results, see `DetectionResults`.
 
-    The detector is opened once the images are found.
+    The detector is opened once the images are found. It is asked to compute batches side by side where there are
+    several, and neither the frames of a camera nor the tiles of a photo wait for each of them.
     """
     files = find_files(flags.inference)
-    detect, categories, preprocessor = open_detector()
+    is_stored = not any(isinstance(path, Address) for path in files)
+    many = flags.tiles == "off" and is_stored and (len(files) > 1 or is_video(files[0]))
+    detect, categories, preprocessor, side_by_side = open_detector(many)
     output_dir = Path(flags.output_dir or model_dir / "predictions")
     refinement = make_refinement(flags, categories, detect, preprocessor, batch_size)
     results = predict_files(
@@ -166,6 +170,7 @@ def predict_by_flags(
         batch_size=batch_size,
         strict=flags.strict,
         max_frames=flags.max_frames,
+        side_by_side=side_by_side,
     )
     say(*results.describe(output_dir, f", {results.count()}").split("\n"))
     if results.boxes_left_out:

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib import util
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import cv2
@@ -65,6 +66,7 @@ class ExportedModel(ABC):
         runtime: name of the library that runs it.
         device: that computes, ``"CPU"`` or ``"GPU"``.
         threads: of the CPU that it computes by.
+        side_by_side: number of batches that threads may ask it to compute at once.
         included: what else than the network is computed, and timed.
     """
 
@@ -75,6 +77,7 @@ class ExportedModel(ABC):
     def __init__(self, prepare: Prepare, threads: int = 0) -> None:
         self.prepare = prepare
         self.threads = threads or count_processors()
+        self.side_by_side = 1
 
     @abstractmethod
     def compute(self, inputs: Inputs) -> Arrays:
@@ -89,17 +92,31 @@ class OpenVINOModel(ExportedModel):
     def __init__(self, compiled: Any, prepare: Prepare, threads: int = 0) -> None:
         super().__init__(prepare, threads)
         self._compiled = compiled
+        self.side_by_side = int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
+        self._free: SimpleQueue[Any] = SimpleQueue()
+        for _ in range(self.side_by_side):
+            self._free.put(compiled.create_infer_request())
 
     @classmethod
-    def open(cls, path: Path, prepare: Prepare, precision: ExportPrecision, threads: int = 0) -> OpenVINOModel:
+    def open(
+        cls, path: Path, prepare: Prepare, precision: ExportPrecision, threads: int = 0, *, many: bool = False
+    ) -> OpenVINOModel:
         """Compile ``model.xml`` for the CPU.
+
+        Args:
+            path: of the file.
+            prepare: see `ExportedModel`.
+            precision: of the export.
+            threads: see `ExportedModel`.
+            many: batches are computed side by side, each by fewer threads, which then wait less for one another.
 
         Raises:
             MissingExtraError: OpenVINO is not installed.
             DataError: the file is damaged.
         """
         openvino = import_runtime("openvino")
-        options = {"INFERENCE_PRECISION_HINT": OPENVINO_HINTS[precision], "PERFORMANCE_HINT": "LATENCY"}
+        options = {"INFERENCE_PRECISION_HINT": OPENVINO_HINTS[precision]}
+        options["PERFORMANCE_HINT"] = "THROUGHPUT" if many else "LATENCY"
         options["INFERENCE_NUM_THREADS"] = str(threads or count_processors())
         try:
             return cls(openvino.Core().compile_model(str(path), "CPU", options), prepare, threads)
@@ -108,8 +125,12 @@ class OpenVINOModel(ExportedModel):
 
     def compute(self, inputs: Inputs) -> Arrays:
         """Compute a batch at once."""
-        found = self._compiled(np.asarray(inputs, np.float32))
-        return {output.any_name: np.asarray(values) for output, values in found.items()}
+        request = self._free.get()
+        try:
+            found = request.infer(np.asarray(inputs, np.float32))
+            return {output.any_name: np.array(values) for output, values in found.items()}
+        finally:
+            self._free.put(request)
 
 
 class OnnxModel(ExportedModel):
@@ -208,7 +229,13 @@ class SavedModel(ExportedModel):
 
 
 def open_exported(
-    folder: Path, name: ExportFormat, precision: ExportPrecision, prepare: Prepare, threads: int = 0
+    folder: Path,
+    name: ExportFormat,
+    precision: ExportPrecision,
+    prepare: Prepare,
+    threads: int = 0,
+    *,
+    many: bool = False,
 ) -> ExportedModel:
     """Open the model in the folder of an export.
 
@@ -218,6 +245,7 @@ def open_exported(
         precision: that it was exported in.
         prepare: makes inputs; a SavedModel prepares images itself.
         threads: to compute by; 0: as many as there are processors. A SavedModel takes those of TensorFlow.
+        many: see `OpenVINOModel.open`; the others compute one batch after the other.
 
     Raises:
         MissingExtraError: the library of the format is not installed.
@@ -230,7 +258,7 @@ def open_exported(
     if name == "saved_model":
         return SavedModel(path, threads=threads)
     if name == "openvino":
-        return OpenVINOModel.open(path, prepare, precision, threads)
+        return OpenVINOModel.open(path, prepare, precision, threads, many=many)
     if name == "onnx":
         return OnnxModel(path, prepare, threads)
     if name == "tflite":
@@ -450,8 +478,8 @@ def _list_checked(model_dir: Path, sha256: str) -> list[CheckedExport]:
     return found
 
 
-def open_model(export: CheckedExport, prepare: Prepare, threads: int = 0) -> ExportedModel:
-    """Open an export, for encoded images that `prepare` makes inputs of.
+def open_model(export: CheckedExport, prepare: Prepare, threads: int = 0, *, many: bool = False) -> ExportedModel:
+    """Open an export, for encoded images that `prepare` makes inputs of; `many` as in `open_exported`.
 
     Raises:
         DataError: a file is not as it was exported.
@@ -460,4 +488,4 @@ def open_model(export: CheckedExport, prepare: Prepare, threads: int = 0) -> Exp
     for file, sha256 in export.manifest["sha256"].items():
         if hashlib.sha256(read_file(export.folder / file)).hexdigest() != sha256:
             raise DataError("is not as it was exported", path=export.folder / file, remedy="export it again")
-    return open_exported(export.folder, export.format, export.manifest["precision"], prepare, threads)
+    return open_exported(export.folder, export.format, export.manifest["precision"], prepare, threads, many=many)

@@ -14,6 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from gaudi_apps.cli.flags import RuntimeFlag
 
 Compute = Callable[[npt.NDArray[np.float32]], Sequence[npt.NDArray[Any]]]
+Computed: TypeAlias = tuple[list[InputImage], Sequence[npt.NDArray[Any]]]
 
 
 AnyResults = TypeVar("AnyResults", bound="Results")
@@ -156,6 +158,7 @@ def predict_files(
     batch_size: int,
     strict: bool,
     max_frames: int = 0,
+    side_by_side: int = 1,
     write_line: Callable[[str], None] = say,
 ) -> AnyResults:
     """Predict on each image and each frame of the files; `output_dir` gets all results at the end, or nothing.
@@ -168,9 +171,11 @@ def predict_files(
         prepare: see `Preprocessor`.
         make_results: makes the Results of a folder.
         output_dir: made when it is not there; the files that an earlier prediction wrote are replaced or removed.
-        batch_size: images at once, at most; more than 16 are split, so that the next ones are read meanwhile.
+        batch_size: images at once, at most; more than 16, in all batches that are computed side by side, are split, so
+            that the next ones are read meanwhile.
         strict: raise an error for the first bad file, instead of skipping it.
         max_frames: of each video and stream, from its first one on; 0: all.
+        side_by_side: number of threads that may call `compute` at once.
         write_line: gets the lines to show.
 
     Raises:
@@ -192,10 +197,12 @@ def predict_files(
             images = read_images(files, prepare, skip, max_frames=max_frames)
             if stop is None:
                 images = stack.enter_context(contextlib.closing(read_ahead(images, READ_AHEAD, measure=_count_bytes)))
-            batches = make_batches(itertools.takewhile(lambda _: not stop, images), min(batch_size, LARGEST_BATCH))
-            computed = ((batch, compute(np.stack([image.network_input for image in batch]))) for batch in batches)
+            most = max(1, min(batch_size, LARGEST_BATCH // side_by_side))
+            batches = make_batches(itertools.takewhile(lambda _: not stop, images), most)
+            computed: Iterator[Computed] = ((batch, compute(_stack(batch))) for batch in batches)
             if stop is None:  # what happens now is neither read nor computed before it is asked for
-                computed = stack.enter_context(contextlib.closing(read_ahead(computed, 1)))
+                ahead = stack.enter_context(contextlib.closing(compute_ahead(compute, batches, side_by_side)))
+                computed = stack.enter_context(contextlib.closing(read_ahead(ahead, 1)))
             for batch, outputs in computed:
                 for image, *rows in zip(batch, *outputs, strict=True):
                     for line in results.add(image, *rows):
@@ -209,6 +216,25 @@ def predict_files(
         results.write_tables()
         _publish(draft, output_dir)
     return results
+
+
+def compute_ahead(
+    compute: Compute, batches: Iterator[list[InputImage]], side_by_side: int
+) -> Generator[Computed, None, None]:
+    """Yield batches with what is computed of them, in their order, while so many others are computed by threads."""
+    with ThreadPoolExecutor(side_by_side) as executor:
+        started: deque[tuple[list[InputImage], Future[Any]]] = deque()
+        for batch in batches:
+            started.append((batch, executor.submit(compute, _stack(batch))))
+            if len(started) > side_by_side:
+                first, future = started.popleft()
+                yield first, future.result()
+        for rest, future in started:
+            yield rest, future.result()
+
+
+def _stack(batch: Sequence[InputImage]) -> npt.NDArray[np.float32]:
+    return np.stack([image.network_input for image in batch])
 
 
 def _count_bytes(image: InputImage) -> int:
