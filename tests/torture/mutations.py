@@ -64,6 +64,9 @@ def list_places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, 
         yield from list_places(each, (*place, key))
 
 
+DEEP, DEEP_LEVELS = "\0deep", 50_000  # where this text stands, `dump_json` writes so many lists in lists
+
+
 def nest(depth: int) -> Any:
     """Return a list in a list and so on."""
     value: Any = []
@@ -78,8 +81,8 @@ def change_json(draw: st.DrawFn, value: Any) -> Any:
     value = copy.deepcopy(value)
     for _ in range(draw(st.integers(1, 3))):
         place = draw(st.sampled_from(list(list_places(value))))
-        odd = draw(st.sampled_from((*ODD_VALUES, "nested")))
-        odd = nest(draw(st.sampled_from((50, 900)))) if odd == "nested" else copy.deepcopy(odd)
+        kinds = (nest(50), nest(900), DEEP) if draw(st.integers(0, 9)) == 0 else ODD_VALUES
+        odd = copy.deepcopy(draw(st.sampled_from(kinds)))
         if not place:
             if draw(st.integers(0, 9)) == 0:
                 value = odd
@@ -175,8 +178,9 @@ def change_values(draw: st.DrawFn, value: Any) -> Any:
 
 
 def dump_json(value: Any) -> bytes:
-    """Write a changed JSON value, NaN and surrogates as other programs write them."""
-    return json.dumps(value).encode()
+    """Write a changed JSON value, NaN and surrogates as other programs do, and lists deeper than Python writes them."""
+    deep = b"[" * DEEP_LEVELS + b"]" * DEEP_LEVELS
+    return json.dumps(value).encode().replace(json.dumps(DEEP).encode(), deep)
 
 
 def of_json(value: Any) -> st.SearchStrategy[bytes]:
@@ -252,5 +256,5 @@ def change_safetensors(draw: st.DrawFn, content: bytes) -> bytes:
     if draw(st.integers(0, 3)) == 0:
         return draw(change_bytes(content))
     (length,) = struct.unpack_from("<Q", content)
-    header = json.dumps(draw(change_json(json.loads(content[8 : 8 + length])))).encode()
+    header = dump_json(draw(change_json(json.loads(content[8 : 8 + length]))))
     return struct.pack("<Q", len(header)) + header + content[8 + length :]
