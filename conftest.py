@@ -49,7 +49,7 @@ with contextlib.suppress(ImportError):  # most packages have no tyro
         return parse_arguments(*given, args=args, **options)
 
     def describe_flags_once(flags: Any, **options: Any) -> Any:
-        """Describe a class of flags once; anew where help is asked for, for it is given texts then, and groups in it."""
+        """Describe a class of flags once, and anew where help is asked for, whose texts it is given then."""
         key = (flags, options["description"])
         if asks_for_help or options["parent_classes"]:
             return describe_flags(flags, **options)
@@ -58,7 +58,7 @@ with contextlib.suppress(ImportError):  # most packages have no tyro
         return descriptions[key]
 
     vars(_cli)["_cli_impl"] = parse_by_known_flags
-    ParserSpecification.from_callable_or_type = describe_flags_once  # type: ignore[method-assign]
+    ParserSpecification.from_callable_or_type = describe_flags_once  # type: ignore[method-assign,assignment]
 
 # TensorFlow leaves oneDNN's kernels off where a processor lacks AVX512_VNNI and the like. Without them it has neither
 # channels first nor gradients of groups there, with which ours are compared.

@@ -52,8 +52,6 @@ SLOW = ("-m", "slow and not realdata")
 SHARED = {"current": ("cli", "inference", "parity", "runtime"), "minimums": ("classification", "training")}
 # What needs a NumPy below 1.24.
 WITHOUT_MXNET = "--ignore-glob=packages/*/tests/*mxnet*"
-# Environments of `make test` in which Python has compiled what most sessions import.
-COMPILED = ("tests-apps", "integration")
 # A worker that has run out of tests takes some of another's: TensorFlow and session fixtures start once in each.
 XDIST = "pytest-xdist>=3.8"
 
@@ -107,23 +105,7 @@ def install(session: nox.Session, requirements: dict[str, str], *others: str) ->
     for name, extras in requirements.items():
         arguments += ["-e", f"./packages/{name}[{extras}]" if extras else f"./packages/{name}"]
     session.install("-c", CONSTRAINTS, *arguments, *others)
-    share_bytecode(session)
-
-
-def share_bytecode(session: nox.Session) -> None:
-    """Take what Python compiled in the environments of `make test`, where a file is the same one: a link of uv's cache.
-
-    To compile what a test imports anew in each environment takes five seconds of a processor, mostly for TensorFlow.
-    """
-    (own,) = Path(session.virtualenv.location).glob("lib/python*/site-packages")
-    for name in COMPILED:
-        other = own.parents[3] / name / own.relative_to(own.parents[2])
-        for compiled in [] if other == own else other.rglob("*.pyc"):
-            source = compiled.parent.with_name(f"{compiled.name.split('.')[0]}.py").relative_to(other)
-            link = own / compiled.relative_to(other)
-            if not link.exists() and (own / source).exists() and (own / source).samefile(other / source):
-                link.parent.mkdir(exist_ok=True)
-                os.link(compiled, link)
+    session.run_install(sys.executable, "tools/bytecode.py", session.virtualenv.location, external=True)
 
 
 def install_everything(session: nox.Session) -> None:
@@ -309,9 +291,7 @@ def scaleout(session: nox.Session) -> None:
 @nox.session(default=False, python="3.10")
 def gaudi_contract(session: nox.Session) -> None:
     """Test against the vendor's wheel for Gaudi, without a Gaudi; who runs this accepts the licence of that wheel."""
-    session.log(
-        "habana-tensorflow is installed: its licence, which is in the wheel, is the vendor's; by this you accept it"
-    )
+    session.log("habana-tensorflow is installed: by this you accept its vendor's licence, which is in the wheel")
     pins = Path(session.create_tmp()) / "constraints.txt"
     lines = Path(CONSTRAINTS).read_text(encoding="utf-8").splitlines(keepends=True)
     pins.write_text("".join(line for line in lines if line.split("==")[0] not in GAUDI_UNPINNED), encoding="utf-8")
@@ -348,7 +328,7 @@ def minimums(session: nox.Session) -> None:
 def install_unpinned(session: nox.Session, requirements: dict[str, str], *options: str) -> None:
     """Install packages of ours (name -> extras) with what their own bounds give, and check that it agrees."""
     session.install(*options, XDIST, *(f"-e./packages/{name}[{extras}]" for name, extras in requirements.items()))
-    share_bytecode(session)
+    session.run_install(sys.executable, "tools/bytecode.py", session.virtualenv.location, external=True)
     uv(session, "pip", "check", "-p", str(Path(session.bin, "python")))
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 
@@ -228,8 +228,8 @@ def test_what_a_lane_leaves_to_another_one_that_one_tests(monkeypatch: pytest.Mo
 
 
 def test_what_python_has_compiled_is_taken_where_the_file_is_the_same(tmp_path: Path) -> None:
-    noxfile = runpy.run_path(str(ROOT / "noxfile.py"))
-    one, other = (tmp_path / name / "lib" / "python3.11" / "site-packages" for name in (noxfile["COMPILED"][0], "new"))
+    bytecode = runpy.run_path(str(ROOT / "tools" / "bytecode.py"))
+    one, other = (tmp_path / name / "lib" / "python3.11" / "site-packages" for name in (bytecode["COMPILED"][0], "new"))
     for name in ("same.py", "changed.py", "deep/same.py", "deep/compiled.py", "deep/missing.py"):
         for folder in (one, other):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -244,7 +244,7 @@ def test_what_python_has_compiled_is_taken_where_the_file_is_the_same(tmp_path: 
     own = Path(importlib.util.cache_from_source(str(other / "deep" / "compiled.py")))
     own.write_text("its own")
     for _ in range(2):
-        noxfile["share_bytecode"](SimpleNamespace(virtualenv=SimpleNamespace(location=str(tmp_path / "new"))))
+        bytecode["main"](tmp_path / "new")
     found = {str(path.relative_to(other)): path.read_text() for path in other.rglob("*.pyc")}
     tag = sys.implementation.cache_tag
     assert found == {

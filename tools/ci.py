@@ -26,7 +26,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # What every lane reads: the sessions themselves, pinned versions, settings of the tools.
-COMMON = (".ci", "tools/ci.py", "conftest.py", "noxfile.py", "pyproject.toml", "constraints.txt", "Makefile", "LICENSE")
+COMMON = (
+    *(".ci", "tools/ci.py", "tools/bytecode.py", "conftest.py", "noxfile.py", "pyproject.toml", "constraints.txt"),
+    *("Makefile", "LICENSE"),
+)
 # What the tests of a package read: itself, and those of ours that it depends on.
 PACKAGES = {
     "ops": ("packages/ops",),
@@ -59,8 +62,8 @@ class Lane:
     debian: tuple[str, ...] = ()
 
 
-# They start in this order: the longest first, each with less of the processors than those before it, so that the longest,
-# whose tests wait for each other, is not the last one that runs.
+# They start in this order: the longest first, each with less of the processors than those before it, lest the longest,
+# whose tests run one at a time, ends long after all others.
 LANES = (
     Lane(
         "scaleout",

@@ -33,8 +33,7 @@ for folder in sys.argv[1:]:
     for name in [each for each in sys.modules if each.startswith("gaudi_")]:
         del sys.modules[name]
 """
-# Keras reads a file anew from its beginning for each tensor: small ones, of each kind of layer and block, with a quarter
-# of the channels.
+# Keras reads a file anew from its beginning for each tensor: small ones, with a quarter of the channels.
 NARROW = {
     "resnet.STEM_FILTERS": 16,
     "resnet.STAGE_FILTERS": (16, 32, 64, 128),
@@ -42,6 +41,7 @@ NARROW = {
         (inner // 4, outer // 4, *rest) for inner, outer, *rest in architectures.SSD_EXTRA_LEVELS
     ),
 }
+# Of each kind of layer and block.
 NETWORKS: dict[str, tuple[Callable[[], Any], int]] = {
     "ssd_resnet18": (lambda: build_ssd(4, depth=18), 300),
     "resnext50": (lambda: build_classifier("resnext50", 5, image_size=64, dropout=0.1), 64),

@@ -84,7 +84,7 @@ class _Deferred(types.ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         """Import the module, and return its value of this name."""
-        # Those who look through all modules ask for such names; Python itself asks for the path, to import a submodule.
+        # Whoever looks through all modules asks for such names; to import a submodule, Python asks for the path.
         if name.startswith("__") and name != "__path__":
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}", name=name, obj=self)
         _remove_module(self)
@@ -95,7 +95,7 @@ class _Deferred(types.ModuleType):
 
 @contextmanager
 def _deferring(name: str) -> Iterator[None]:
-    """Have a module that is installed and not there yet imported within a context when it is first used, maybe later."""
+    """Within a context, have an import of a module, if it is installed, wait until the module is used."""
     if not name or name in sys.modules or importlib.util.find_spec(name) is None:
         yield
         return
