@@ -14,8 +14,9 @@ import select
 import signal
 import subprocess
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,11 +32,33 @@ with contextlib.suppress(ImportError):  # tests/gaudi_contract is run without it
     settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 # Where pytest is loaded, tyro computes a tenth of what it has cached again, at random, to test itself: half of the time
-# in which flags are parsed.
+# in which flags are parsed. Most of the rest is the description of a class of flags, which tests parse again and again.
 with contextlib.suppress(ImportError):  # most packages have no tyro
-    from tyro import _unsafe_cache
+    from tyro import _cli, _unsafe_cache
+    from tyro._parsers import ParserSpecification
 
     vars(_unsafe_cache)["sys"] = types.SimpleNamespace(modules={})
+    parse_arguments, describe_flags = vars(_cli)["_cli_impl"], ParserSpecification.from_callable_or_type
+    descriptions: dict[Any, Any] = {}
+    asks_for_help = False
+
+    def parse_by_known_flags(*given: Any, args: Sequence[str], **options: Any) -> Any:
+        """Parse arguments as tyro does."""
+        global asks_for_help
+        asks_for_help = not {"--help", "-h"}.isdisjoint(args)
+        return parse_arguments(*given, args=args, **options)
+
+    def describe_flags_once(flags: Any, **options: Any) -> Any:
+        """Describe a class of flags once, and anew where help is asked for, whose texts it is given then."""
+        key = (flags, options["description"])
+        if asks_for_help or options["parent_classes"]:
+            return describe_flags(flags, **options)
+        if key not in descriptions:
+            descriptions[key] = describe_flags(flags, **options)
+        return descriptions[key]
+
+    vars(_cli)["_cli_impl"] = parse_by_known_flags
+    ParserSpecification.from_callable_or_type = describe_flags_once  # type: ignore[method-assign,assignment]
 
 # TensorFlow leaves oneDNN's kernels off where a processor lacks AVX512_VNNI and the like. Without them it has neither
 # channels first nor gradients of groups there, with which ours are compared.

@@ -105,6 +105,7 @@ def install(session: nox.Session, requirements: dict[str, str], *others: str) ->
     for name, extras in requirements.items():
         arguments += ["-e", f"./packages/{name}[{extras}]" if extras else f"./packages/{name}"]
     session.install("-c", CONSTRAINTS, *arguments, *others)
+    session.run_install(sys.executable, "tools/bytecode.py", session.virtualenv.location, external=True)
 
 
 def install_everything(session: nox.Session) -> None:
@@ -290,9 +291,7 @@ def scaleout(session: nox.Session) -> None:
 @nox.session(default=False, python="3.10")
 def gaudi_contract(session: nox.Session) -> None:
     """Test against the vendor's wheel for Gaudi, without a Gaudi; who runs this accepts the licence of that wheel."""
-    session.log(
-        "habana-tensorflow is installed: its licence, which is in the wheel, is the vendor's; by this you accept it"
-    )
+    session.log("habana-tensorflow is installed: by this you accept its vendor's licence, which is in the wheel")
     pins = Path(session.create_tmp()) / "constraints.txt"
     lines = Path(CONSTRAINTS).read_text(encoding="utf-8").splitlines(keepends=True)
     pins.write_text("".join(line for line in lines if line.split("==")[0] not in GAUDI_UNPINNED), encoding="utf-8")
@@ -329,6 +328,7 @@ def minimums(session: nox.Session) -> None:
 def install_unpinned(session: nox.Session, requirements: dict[str, str], *options: str) -> None:
     """Install packages of ours (name -> extras) with what their own bounds give, and check that it agrees."""
     session.install(*options, XDIST, *(f"-e./packages/{name}[{extras}]" for name, extras in requirements.items()))
+    session.run_install(sys.executable, "tools/bytecode.py", session.virtualenv.location, external=True)
     uv(session, "pip", "check", "-p", str(Path(session.bin, "python")))
 
 

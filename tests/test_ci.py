@@ -227,6 +227,33 @@ def test_what_a_lane_leaves_to_another_one_that_one_tests(monkeypatch: pytest.Mo
         assert noxfile["is_short"]() == is_short
 
 
+def test_what_python_has_compiled_is_taken_where_the_file_is_the_same(tmp_path: Path) -> None:
+    bytecode = runpy.run_path(str(ROOT / "tools" / "bytecode.py"))
+    one, other = (tmp_path / name / "lib" / "python3.11" / "site-packages" for name in (bytecode["COMPILED"][0], "new"))
+    for name in ("same.py", "changed.py", "deep/same.py", "deep/compiled.py", "deep/missing.py"):
+        for folder in (one, other):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (one / name).write_text(name)
+        if name not in ("changed.py", "deep/missing.py"):
+            (other / name).hardlink_to(one / name)
+        cached = Path(importlib.util.cache_from_source(str(one / name)))
+        cached.parent.mkdir(exist_ok=True)
+        cached.write_text(f"compiled {name}")
+    (other / "changed.py").write_text("changed.py")
+    (other / "deep" / "__pycache__").mkdir()
+    own = Path(importlib.util.cache_from_source(str(other / "deep" / "compiled.py")))
+    own.write_text("its own")
+    for _ in range(2):
+        bytecode["main"](tmp_path / "new")
+    found = {str(path.relative_to(other)): path.read_text() for path in other.rglob("*.pyc")}
+    tag = sys.implementation.cache_tag
+    assert found == {
+        f"__pycache__/same.{tag}.pyc": "compiled same.py",
+        f"deep/__pycache__/same.{tag}.pyc": "compiled deep/same.py",
+        f"deep/__pycache__/compiled.{tag}.pyc": "its own",
+    }
+
+
 def test_marks_stand_in_the_files_that_have_them() -> None:
     """The sessions `slow` and `realdata` collect the files that name their mark, so none comes by another name."""
     files = [*ROOT.glob("packages/*/tests/**/*.py"), *ROOT.glob("tests/**/*.py"), ROOT / "conftest.py"]

@@ -26,7 +26,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # What every lane reads: the sessions themselves, pinned versions, settings of the tools.
-COMMON = (".ci", "tools/ci.py", "conftest.py", "noxfile.py", "pyproject.toml", "constraints.txt", "Makefile", "LICENSE")
+COMMON = (
+    *(".ci", "tools/ci.py", "tools/bytecode.py", "conftest.py", "noxfile.py", "pyproject.toml", "constraints.txt"),
+    *("Makefile", "LICENSE"),
+)
 # What the tests of a package read: itself, and those of ours that it depends on.
 PACKAGES = {
     "ops": ("packages/ops",),
@@ -59,7 +62,8 @@ class Lane:
     debian: tuple[str, ...] = ()
 
 
-# They start in this order: the longest first.
+# They start in this order: the longest first, each with less of the processors than those before it, lest the longest,
+# whose tests run one at a time, ends long after all others.
 LANES = (
     Lane(
         "scaleout",
@@ -69,28 +73,17 @@ LANES = (
         ),
         debian=("openmpi-bin", "openssh-server", "slurm-wlm", "libjemalloc2"),
     ),
-    Lane("minimums", parts=PACKAGES),
-    Lane(
-        "realdata",
-        parts={"datasets": PACKAGES["datasets"], "apps": PACKAGES["apps"], "tests": ("packages", "tests")},
-        data=True,
-    ),
     Lane("slow", parts={**PACKAGES, "tests": (".",)}),
     Lane(
         "current",
         parts={name: (*read, "tools/newest_versions.py") for name, read in PACKAGES.items()},
         newest=True,
     ),
-    Lane("packages", ("packages", "tools/package_checks.py")),
-    Lane("gaudi_contract", (*SOURCES, "tests/conftest.py", "tests/gaudi_contract")),
-    Lane("remote", (*SOURCES, "tests/conftest.py", "tests/remote", "packages/apps/tests/small_ssd.py"), newest=True),
+    Lane("minimums", parts=PACKAGES),
     Lane(
-        "browser",
-        (
-            *(*SOURCES, "packages/apps/tests/conftest.py", "packages/apps/tests/inference"),
-            *("packages/apps/tests/serving", "packages/apps/tests/small_serve.py", "packages/apps/tests/small_ssd.py"),
-        ),
-        debian=("chromium",),
+        "realdata",
+        parts={"datasets": PACKAGES["datasets"], "apps": PACKAGES["apps"], "tests": ("packages", "tests")},
+        data=True,
     ),
     Lane(
         "deploy",
@@ -101,6 +94,19 @@ LANES = (
         data=True,
         newest=True,
     ),
+    Lane(
+        "torture",
+        (
+            *(*SOURCES, "tests/conftest.py", "tests/torture", "packages/models/tests"),
+            *(f"packages/apps/tests/{name}.py" for name in ("small_serve", "small_ssd", "small_ssd_mxnet")),
+            "packages/apps/tests/classification/conftest.py",
+        ),
+        debian=("gcc",),
+    ),
+    Lane("packages", ("packages", "tools/package_checks.py")),
+    Lane("remote", (*SOURCES, "tests/conftest.py", "tests/remote", "packages/apps/tests/small_ssd.py"), newest=True),
+    Lane("gaudi_contract", (*SOURCES, "tests/conftest.py", "tests/gaudi_contract")),
+    Lane("torch_weights", ("packages/ops", "packages/models")),
     # All documents, and the sources that the pages of the API and the figures are made of.
     Lane(
         "docs",
@@ -110,15 +116,13 @@ LANES = (
         ),
         debian=("chromium",),
     ),
-    Lane("torch_weights", ("packages/ops", "packages/models")),
     Lane(
-        "torture",
+        "browser",
         (
-            *(*SOURCES, "tests/conftest.py", "tests/torture", "packages/models/tests"),
-            *(f"packages/apps/tests/{name}.py" for name in ("small_serve", "small_ssd", "small_ssd_mxnet")),
-            "packages/apps/tests/classification/conftest.py",
+            *(*SOURCES, "packages/apps/tests/conftest.py", "packages/apps/tests/inference"),
+            *("packages/apps/tests/serving", "packages/apps/tests/small_serve.py", "packages/apps/tests/small_ssd.py"),
         ),
-        debian=("gcc",),
+        debian=("chromium",),
     ),
     Lane("workflows", (".github", "tools/actionlint.mjs"), debian=("nodejs",)),
 )
@@ -156,7 +160,10 @@ def main(root: Path, lanes: Sequence[Lane], environ: Mapping[str, str], jobs: in
     statuses = []
     pool = ThreadPoolExecutor(jobs)
     try:
-        running = {pool.submit(run_session, root, session, parts, environ): session for session, parts in due.items()}
+        running = {
+            pool.submit(run_session, root, session, parts, environ, niceness): session
+            for niceness, (session, parts) in enumerate(due.items())
+        }
         for done in as_completed(running):
             session, (status, output, time_taken) = running[done], done.result()
             print(f"{output}ci: {session}: {'failed' if status else 'passed'} in {time_taken}", flush=True)
@@ -173,12 +180,14 @@ def name_part(session: str, part: str) -> str:
     return f"{session}-{part}" if part else session
 
 
-def run_session(root: Path, session: str, parts: Sequence[str], environ: Mapping[str, str]) -> tuple[int, str, str]:
+def run_session(
+    root: Path, session: str, parts: Sequence[str], environ: Mapping[str, str], niceness: int
+) -> tuple[int, str, str]:
     """Run some parts of a session of nox beside others; return its exit status, what it printed, and the time taken.
 
     The time is told twice, for beside others only that of the processors says what a lane costs.
     """
-    command = [sys.executable, "-m", "nox", "-s", session]
+    command = ["nice", "-n", str(niceness), sys.executable, "-m", "nox", "-s", session]
     variables = {**os.environ, **environ, "CI_LANE": session, "CI_PARTS": " ".join(parts)}
     started = time.monotonic()
     with tempfile.TemporaryFile() as printed:

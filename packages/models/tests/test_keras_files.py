@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gaudi_models import architectures
 from gaudi_models.classifiers import build_classifier
 from gaudi_models.ssd import build_ssd
 from gaudi_ops.tf.keras_api import keras
@@ -32,7 +33,15 @@ for folder in sys.argv[1:]:
     for name in [each for each in sys.modules if each.startswith("gaudi_")]:
         del sys.modules[name]
 """
-# Keras reads a file anew from its beginning for each tensor: small ones, of each kind of layer and block.
+# Keras reads a file anew from its beginning for each tensor: small ones, with a quarter of the channels.
+NARROW = {
+    "resnet.STEM_FILTERS": 16,
+    "resnet.STAGE_FILTERS": (16, 32, 64, 128),
+    "architectures.SSD_EXTRA_LEVELS": tuple(
+        (inner // 4, outer // 4, *rest) for inner, outer, *rest in architectures.SSD_EXTRA_LEVELS
+    ),
+}
+# Of each kind of layer and block.
 NETWORKS: dict[str, tuple[Callable[[], Any], int]] = {
     "ssd_resnet18": (lambda: build_ssd(4, depth=18), 300),
     "resnext50": (lambda: build_classifier("resnext50", 5, image_size=64, dropout=0.1), 64),
@@ -51,7 +60,9 @@ def save(network: Any, folder: Path, side: int) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_networks_saved_here_load_in_a_fresh_process(tmp_path: Path) -> None:
+def test_networks_saved_here_load_in_a_fresh_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in NARROW.items():
+        monkeypatch.setattr(f"gaudi_models.{name}", value)
     folders = {name: tmp_path / name for name in NETWORKS}
     expected, printed = dict[str, list[Any]](), list[str]()
     for name, (build, side) in NETWORKS.items():

@@ -56,6 +56,45 @@ def test_no_garbage_is_looked_for_while_a_library_comes(name: str, is_left: bool
     assert (gc.get_freeze_count() > frozen) is is_left
 
 
+DEFERRED = """
+import sys
+from gaudi_ops.program import importing
+with importing("library", deferred=sys.argv[1]):
+    import library
+print(library.other is not None, "used" in sys.modules, sys.modules.get("other") is library.other)
+if sys.argv[2] == "submodule":
+    import other.part
+    print(other.part.VALUE, other is sys.modules["other"])
+print(library.answer(), library.answer(), library.other.__doc__, sys.modules["other"].VALUE)
+"""
+
+
+@pytest.mark.parametrize(
+    ("deferred", "use", "expected"),
+    [
+        ("", "value", "True True True|42 42 Other. 42"),
+        ("other", "value", "True False False|42 42 Other. 42"),
+        ("other", "submodule", "True False False|7 True|42 42 Other. 42"),
+        ("nowhere", "value", "True True True|42 42 Other. 42"),
+    ],
+)
+def test_a_module_that_is_deferred_is_imported_when_it_is_used(
+    tmp_path: Path, deferred: str, use: str, expected: str
+) -> None:
+    (tmp_path / "library.py").write_text("try:\n import other\nexcept ImportError:\n other = None\n")
+    with (tmp_path / "library.py").open("a") as library:
+        library.write("hasattr(other, '__file__')  # as those do who look through all modules\n")
+        library.write("def answer():\n return other.VALUE\n")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "__init__.py").write_text('"""Other."""\nimport used\nVALUE = 42\n')
+    (tmp_path / "other" / "part.py").write_text("VALUE = 7\n")
+    (tmp_path / "used.py").touch()
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-c", DEFERRED, deferred, use]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=600)
+    assert done.stdout.splitlines() == expected.split("|"), done.stderr
+
+
 def test_an_error_ends_the_program_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     def main() -> None:
         raise DataError("x.json: is\nempty")

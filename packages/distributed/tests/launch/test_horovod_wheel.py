@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from gaudi_distributed.comm.horovod_wheel import (
     find_variables,
     find_wheel,
     run_logged,
+    write_compiler,
 )
 from gaudi_distributed.errors import ConfigurationError, MissingProgramError
 
@@ -106,6 +108,14 @@ def test_another_cmake_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_what_the_system_lacks(tmp_path: Path, programs: dict[str, str], variables: dict[str, str], said: str) -> None:
     with pytest.raises(MissingProgramError, match=said):
         find_cmake(BOTH, {**make_programs(tmp_path, programs), **variables})
+
+
+def test_debug_information_is_left_out(tmp_path: Path) -> None:
+    environ = make_programs(tmp_path, {"my g++": """printf '%s|' "$@"; exit 3"""})
+    compiler = write_compiler(tmp_path / "cxx", "my g++")
+    command = [compiler, "-O3 -g", "-c", "a b.cc"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (3, "-O3 -g|-c|a b.cc|-g0|")
 
 
 def test_without_a_package_index_it_says_what_it_needs(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import importlib.util
 import io
 import os
 import select
@@ -15,6 +16,7 @@ import signal
 import sys
 import threading
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO
@@ -56,23 +58,58 @@ def show_status(text: str, stream: TextIO | None = None) -> None:
 
 
 @contextmanager
-def importing(name: str) -> Iterator[None]:
+def importing(name: str, *, deferred: str = "") -> Iterator[None]:
     """Import a large library within a context, in up to a third less time; nothing is done where it is there already.
 
     What it makes stays, so Python does not look through it for garbage, neither meanwhile nor later.
 
     Args:
         name: of the library's module.
+        deferred: name of another one that it imports, and uses on some calls only: it is imported on the first of them.
     """
     if name in sys.modules or not gc.isenabled():
         yield
         return
     gc.disable()
     try:
-        yield
+        with _deferring(deferred):
+            yield
     finally:
         gc.freeze()
         gc.enable()
+
+
+class _Deferred(types.ModuleType):
+    """A module that is imported when a name of it is first asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Import the module, and return its value of this name."""
+        # Whoever looks through all modules asks for such names; to import a submodule, Python asks for the path.
+        if name.startswith("__") and name != "__path__":
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}", name=name, obj=self)
+        _remove_module(self)
+        module = importlib.import_module(self.__name__)
+        self.__dict__.update(vars(module))
+        return getattr(module, name)
+
+
+@contextmanager
+def _deferring(name: str) -> Iterator[None]:
+    """Within a context, have an import of a module, if it is installed, wait until the module is used."""
+    if not name or name in sys.modules or importlib.util.find_spec(name) is None:
+        yield
+        return
+    sys.modules[name] = module = _Deferred(name)
+    try:
+        yield
+    finally:
+        _remove_module(module)
+
+
+def _remove_module(module: types.ModuleType) -> None:
+    """Let Python import a module anew, unless another one is there by its name."""
+    if sys.modules.get(module.__name__) is module:
+        del sys.modules[module.__name__]
 
 
 def run_program(main: Callable[[], int | None], *, prog: str, debug: bool = False) -> NoReturn:

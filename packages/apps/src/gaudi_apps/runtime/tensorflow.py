@@ -123,7 +123,7 @@ def start_tensorflow(settings: DeviceSettings) -> Precision:
         dtype="bfloat16" if settings.dtype == "bf16" else "float32",
         on_cpu=kind == "cpu",
     )
-    with importing("tensorflow"):
+    with importing("tensorflow", deferred="pandas"):  # which Keras asks whether data are its tables
         import tensorflow as tf
 
         from gaudi_ops.tf.keras_api import keras
