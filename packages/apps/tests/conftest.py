@@ -130,9 +130,8 @@ def noise_images() -> list[bytes]:
     return [cv2.imencode(".png", image)[1].tobytes() for image in image_dir]
 
 
-@pytest.fixture(scope="session")
-def detector_network() -> Any:
-    """Make a small network of two classes whose random weights find many things in an image, by different scores."""
+def build_detector() -> Any:
+    """Build the smallest network, of two classes, with random weights that find many things, by different scores."""
     from gaudi_models.ssd import build_ssd
     from gaudi_ops.tf.keras_api import keras
 
@@ -144,6 +143,25 @@ def detector_network() -> Any:
         if "class_head" in variable.name and "bias" in variable.name:
             variable.assign(np.tile([3.0, 0.0, 0.0], variable.shape[0] // 3))
     return network
+
+
+@pytest.fixture(scope="session")
+def detector_network() -> Any:
+    """Make a small network of two classes whose random weights find many things in an image, by different scores."""
+    return build_detector()
+
+
+@pytest.fixture(scope="session")
+def narrow_network() -> Any:
+    """Make the same with a quarter of the channels of each layer, for what runs it many times."""
+    from gaudi_models import architectures
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gaudi_models.resnet.STEM_FILTERS", 16)
+        patch.setattr("gaudi_models.resnet.STAGE_FILTERS", (16, 32, 64, 128))
+        levels = [(inner // 4, outer // 4, *rest) for inner, outer, *rest in architectures.SSD_EXTRA_LEVELS]
+        patch.setattr(architectures, "SSD_EXTRA_LEVELS", tuple(levels))
+        return build_detector()
 
 
 @pytest.fixture(scope="session")

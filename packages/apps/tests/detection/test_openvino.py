@@ -122,9 +122,9 @@ def test_bfloat16_is_for_what_is_between_the_first_and_the_last_layers(exported:
 
 
 def test_layers_that_cost_too_much_get_their_precision_back(
-    detector_network: Any, noise_images: list[bytes], tmp_path: Path
+    narrow_network: Any, noise_images: list[bytes], tmp_path: Path
 ) -> None:
-    network = DetectorExport(detector_network, CATEGORIES)
+    network = DetectorExport(narrow_network, CATEGORIES)
     expected = run_exported(NetworkModel(network), noise_images)
 
     def measure(model: ExportedModel, places: Sequence[int]) -> float:
