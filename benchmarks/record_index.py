@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.measurement import Figure, Timing, compare, main
-from gaudi_datasets.records.conversion import index_path, write_shards
+from gaudi_datasets.records.conversion import write_shards
+from gaudi_datasets.records.manifests import index_path
 from gaudi_datasets.records.record_sets import RecordSet
 
 RECORDS, SHARDS = 1_281_167, 1024

@@ -33,7 +33,7 @@ from gaudi_datasets.arguments import (
     walk_groups,
 )
 from gaudi_datasets.errors import FlagError
-from gaudi_datasets.fetching.stores import refuse_url
+from gaudi_datasets.fetching.stores import is_url, refuse_url, require_plain_url
 from gaudi_ops.files import read_text
 
 Config = TypeVar("Config")
@@ -43,6 +43,7 @@ _OF_CLASS = re.compile(r"^Error parsing (_?[A-Z]\w*|[\w.]*__tyro_\w*): ")
 _TOLD_BY_PLACE = re.compile(r"(\w+) \(required\)")
 _STRAY = re.compile(r"unknown argument '(.*?)'")
 _LONG_FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
+_OF_STORES = frozenset({"--annotations", "--output_dir", "--url", "--val_annotations"})  # that take URLs of stores
 _UNKNOWN_FLAG = re.compile(r"unknown flag (-+[\w-]+)")
 # Names that the flags of other libraries have, each with ours; the first that a program has is suggested.
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
@@ -170,7 +171,7 @@ def parse_flags(
 
 
 def _refuse_urls(arguments: Sequence[str], config_class: Any) -> None:
-    """Refuse URLs for flags of the command whose types say that they are paths of this machine."""
+    """Refuse URLs for flags of the command whose types are paths of this machine, and credentials in others."""
     of_files = set()
     for _, own in walk_groups(_find_command(config_class, arguments)[1]):
         for field, hint in own:
@@ -179,8 +180,11 @@ def _refuse_urls(arguments: Sequence[str], config_class: Any) -> None:
                 kinds += typing.get_args(each)
             of_files |= {f"--{field.name}"} if Path in kinds else set()
     for long_form, _, values in list_typed(arguments, config_class):
-        for value in values if long_form in of_files else ():
-            refuse_url(value, long_form)
+        for value in values:
+            if long_form in of_files:
+                refuse_url(value, long_form)
+            elif long_form in _OF_STORES and is_url(value):
+                require_plain_url(value, long_form)
 
 
 def suggest_flag(flag: str, config_class: Any) -> str | None:

@@ -50,8 +50,14 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("command", "flag"),
     [
-        ("convert coco --annotations a.json --images a --split train --output_dir s3://bucket/records", "--output_dir"),
-        ("convert coco --annotations s3://bucket/a.json --images a --split train --output_dir b", "--annotations"),
+        (
+            "convert coco --annotations a.json --images a --split train --output_dir s3://name:word@bucket/records",
+            "--output_dir",
+        ),
+        (
+            "convert coco --annotations s3://name:word@bucket/a.json --images a --split train --output_dir b",
+            "--annotations",
+        ),
         ("lint auto --data gs://bucket/data", "--data"),
         ("bench --data_dir s3://bucket/records", "--data_dir"),
         ("fetch weights resnet34 --output_dir s3://bucket/weights", "--output_dir"),

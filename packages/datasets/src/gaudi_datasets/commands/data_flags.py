@@ -219,8 +219,8 @@ class AugmentationFlags:
 class ShardFlags:
     """The records to write."""
 
-    output_dir: Path
-    """folder of the records"""
+    output_dir: str
+    """folder of the records, or its URL, such as s3://bucket/records, which gets each shard as soon as it is written"""
     shards: int = 0
     """number of files; 0: chosen by the size of the data"""
     processes: int = 0

@@ -18,19 +18,30 @@ import re
 import shutil
 import signal
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import google_crc32c
 
-from gaudi_datasets.documents import CHECKSUM, Faults, load_json, require_seal, seal
+from gaudi_datasets.documents import CHECKSUM, load_json, require_seal, seal
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
+from gaudi_datasets.fetching.stores import find_copy, is_url
 from gaudi_datasets.memory import count_processors
 from gaudi_datasets.output_files import resumable_folder, write_json
+from gaudi_datasets.records.manifests import (
+    DECODED,
+    INDEX,
+    JOB,
+    JOB_IDENTITY,
+    MANIFEST_FORMAT,
+    MANIFEST_VERSION,
+    UNSEALED_VERSION,
+    index_path,
+)
 from gaudi_datasets.records.tfrecords import encode_index, frame_parts
 from gaudi_ops.files import (
     open_regular_file,
@@ -46,18 +57,12 @@ from gaudi_ops.program import hold_interrupts
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
-MANIFEST_FORMAT = "gaudi-datasets records"
-MANIFEST_VERSION = 3
-UNSEALED_VERSION = 2  # of earlier releases: the same without a checksum of its own
-DECODED = "decoded"  # the key that is true where each image was decoded whole before it was written
-INDEX = "index"  # the key that has the SHA-256 of the index beside the manifest
-JOB_IDENTITY = "job"  # the key in the manifest by which the same call is known; it depends on when files were changed
 
 _REFRESH_SECONDS = 0.5  # between two reports of what other processes have written
 _RECORDS_WORTH_A_PROCESS = 256  # to start one takes about as long as writing these
 _PIECE = 2**22  # bytes read at once
 _MOST_SHARDS = 1024  # or as many as there are examples; ImageNet's records have so many
-_JOB, _PLAN = "job.json", "plan.json"
+_PLAN = "plan.json"
 
 
 Encode = Callable[[int], tuple[bytes, str]]
@@ -93,7 +98,7 @@ def write_shards(
     Args:
         encode: makes the record of an example.
         count: number of examples.
-        output_dir: made when it is not there.
+        output_dir: made when it is not there; or the URL of a folder, which gets each shard as soon as it is whole.
         split: what the file names begin with.
         manifest: what the manifest tells beside the shards: at least `kind`.
         fingerprint: of all that the records are made of; shards of an earlier call with another one are not used.
@@ -123,14 +128,25 @@ def write_shards(
         )
     if shards > (most := max(count, _MOST_SHARDS)):
         raise FlagError(f"--shards {shards}: must be at most {most}", flag="--shards", remedy="give fewer")
-    output_dir = Path(output_dir)
+    url, output_dir = output_dir, find_copy(output_dir, "conversions")
     staging = unfinished_folder(output_dir, split)
     pattern = f"{split}-{{:05d}}-of-{shards:05d}{suffix}"
     described = json.dumps([UNSEALED_VERSION, fingerprint, count, pattern, dict(manifest)])
     identity = hashlib.sha256(described.encode()).hexdigest()
     write = functools.partial(_write_shard, encode, count, staging, pattern, shards)
+    write_all = functools.partial(_write_all, write, count, shards, staging, processes, progress)
+
+    head = {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION, JOB_IDENTITY: identity, "split": split}
+    describe = functools.partial(_describe, {**head, **({DECODED: True} if decoded else {}), **manifest})
+    if is_url(url):
+        from gaudi_datasets.records.stored_conversion import write_shards_to_store
+
+        names = [pattern.format(number) for number in range(shards)]
+        return write_shards_to_store(
+            str(url), split, staging, names, write_all, describe, identity, overwrite=overwrite
+        )
     with resumable_folder(staging):
-        job, plan = staging / _JOB, _read_plan(staging / _PLAN)
+        job, plan = staging / JOB, _read_plan(staging / _PLAN)
         if plan is not None and plan["manifest"][JOB_IDENTITY] == identity:
             _write_again(plan["manifest"]["shards"], write, staging, output_dir)
             return _publish(plan, staging, output_dir, split)
@@ -144,48 +160,23 @@ def write_shards(
             return finished
         there = _records_to_replace(output_dir, split, overwrite)
         write_file(job, identity)
-        written = _write_all(write, count, shards, staging, processes, progress)
-        fixed = Counter[str]()
-        for shard in written:
-            fixed.update(shard.pop("fixed"))
-        head = {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION, JOB_IDENTITY: identity, "split": split}
-        head |= {DECODED: True} if decoded else {}
+        written = write_all()
         index = encode_index([staging / shard["name"] for shard in written])
         write_file(index_path(staging, split), index)
-        told = {"fixed": dict(sorted(fixed.items())), "shards": written, INDEX: hashlib.sha256(index).hexdigest()}
-        document = seal({**head, **manifest, **told})
+        document = seal(describe(written, index))
         replaced = [path.name for path in there if path.name not in {shard["name"] for shard in written}]
         plan = seal({"replaced": replaced, "manifest": document})
         write_json(staging / _PLAN, plan)
         return _publish(plan, staging, output_dir, split)
 
 
-def parse_manifest(document: Any, path: str | Path) -> dict[str, tuple[int, str | None]]:
-    """Return size and CRC-32C of the shards that a manifest tells of, by name; None where it tells of no CRC-32C.
-
-    Raises:
-        DataError: it is of another format, of a version that is not known, damaged, or lacks a field.
-    """
-    if not isinstance(document, dict) or document.get("format") != MANIFEST_FORMAT:
-        raise DataError("is no manifest of records", path=path, remedy="move it away or convert the data again")
-    if document.get("version") not in (MANIFEST_VERSION, UNSEALED_VERSION):
-        raise DataError(
-            f"has version {document.get('version')}, known is {MANIFEST_VERSION}", path=path, remedy="convert again"
-        )
-    require_seal(document, path, needed=document["version"] == MANIFEST_VERSION)
-    faults = Faults(path)
-    rows = faults.parse(
-        "shards",
-        document.get("shards"),
-        lambda record: (record.text("name"), (record.integer("bytes"), record.fields.get("crc32c"))),
-    )
-    faults.raise_any()
-    return dict(rows)
-
-
-def index_path(folder: Path, split: str) -> Path:
-    """Return the path of the index of a split, see `encode_index`; its shards are in the order of their names."""
-    return folder / f"{split}.index"
+def _describe(head: Mapping[str, Any], written: list[dict[str, Any]], index: bytes) -> dict[str, Any]:
+    """Return the manifest of shards and of their index; their numbers of fixed records are counted together."""
+    fixed = Counter[str]()
+    for shard in written:
+        fixed.update(shard.pop("fixed"))
+    told = {"fixed": dict(sorted(fixed.items())), "shards": written, INDEX: hashlib.sha256(index).hexdigest()}
+    return {**head, **told}
 
 
 def unfinished_folder(output_dir: Path, split: str) -> Path:
@@ -280,10 +271,16 @@ def _write_all(
     staging: Path,
     processes: int,
     progress: Callable[[int, int], None] | None,
+    is_whole: Callable[[Mapping[str, Any]], bool] | None = None,
+    bring: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Write the shards that are not whole yet, in this process or in several; all of them, in order."""
+    """Write the shards that are not whole yet, in this process or in several; return all of them, in order.
+
+    `bring` takes each shard to another place, where `is_whole` looks for those that are noted, and returns what else
+    is noted of it.
+    """
     notes = [staging / f"{number}.json" for number in range(shards)]  # each says that a shard is whole
-    whole = {number: shard for number, path in enumerate(notes) if (shard := _read_note(path)) is not None}
+    whole = {number: shard for number, path in enumerate(notes) if (shard := _read_note(path, is_whole)) is not None}
     missing = [number for number in range(shards) if number not in whole]
     if not processes:
         processes = min(count_processors(), count * len(missing) // shards // _RECORDS_WORTH_A_PROCESS)
@@ -302,6 +299,8 @@ def _write_all(
             # Here, so that the workers go on meanwhile.
             with open_regular_file(staging / shard["name"]) as file:
                 sync_file(file)
+            if bring is not None:
+                shard |= bring(shard)
             write_json(notes[number], seal(shard))
             whole[number] = shard
     return [whole[number] for number in range(shards)]
@@ -315,9 +314,14 @@ def _write_in_workers(
     written = context.Value("q", 0)
     pool = ProcessPoolExecutor(processes, context, _start_worker, (write, written))
     try:
-        with hold_interrupts():
-            shards = [pool.submit(_write_in_worker, number) for number in numbers]
-        for shard in shards:
+        left, ahead = iter(numbers), deque[Future[dict[str, Any]]]()
+        while True:
+            with hold_interrupts():
+                more = itertools.islice(left, 2 * processes - len(ahead))  # not all, for those that wait take room
+                ahead += [pool.submit(_write_in_worker, each) for each in more]
+            if not ahead:
+                return
+            shard = ahead.popleft()
             while not wait([shard], _REFRESH_SECONDS).done:
                 tell(written.value)
             tell(written.value)
@@ -360,12 +364,16 @@ def _write_in_worker(number: int) -> dict[str, Any]:
     return _worker_write(number)
 
 
-def _read_note(path: Path) -> dict[str, Any] | None:
+def _read_note(path: Path, is_whole: Callable[[Mapping[str, Any]], bool] | None) -> dict[str, Any] | None:
     """Read the note of a shard; None where it or the shard was changed since, which is written again then."""
+
+    def is_here(shard: Mapping[str, Any]) -> bool:
+        return _checksum_file(path.with_name(shard["name"])) == shard["crc32c"]
+
     try:
         noted = load_json(path)
         require_seal(noted, path)
-        if _checksum_file(path.with_name(noted["name"])) != noted["crc32c"]:
+        if not (is_whole or is_here)(noted):
             return None
     except (DataError, MissingInputError, FileNotFoundError):
         return None

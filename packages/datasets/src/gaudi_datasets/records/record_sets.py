@@ -16,18 +16,18 @@ from gaudi_datasets.documents import CHECKSUM, load_json
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.fetching.stores import is_url
 from gaudi_datasets.image_files import IMAGE_ENDINGS
-from gaudi_datasets.records.conversion import (
+from gaudi_datasets.records.conversion import unfinished_folder
+from gaudi_datasets.records.manifests import (
     DECODED,
     INDEX,
     JOB_IDENTITY,
     UNSEALED_VERSION,
+    find_index_size,
     index_path,
     parse_manifest,
-    unfinished_folder,
 )
 from gaudi_datasets.records.remote_records import RemoteRecords
 from gaudi_datasets.records.tfrecords import (
-    INDEX_ROW_BYTES,
     ExampleFeatures,
     RecordPlace,
     decode_index,
@@ -294,15 +294,12 @@ def _read_index(manifest: Mapping[str, Any], path: Path, shards: Sequence[Path])
         return None  # of an earlier release
     records = {row["name"]: row.get("records") for row in manifest["shards"]}
     counts, sizes = [records[shard.name] for shard in shards], [shard.stat().st_size for shard in shards]
-    tables = None
+    tables, index_size = None, find_index_size(manifest)
     if not path.is_file():
         fault = "is not there"
-    # What is read is not larger than what the shards can hold, whatever anybody tells.
-    elif not all(
-        type(count) is int and 0 <= count * INDEX_ROW_BYTES <= size for count, size in zip(counts, sizes, strict=True)
-    ) or path.stat().st_size != INDEX_ROW_BYTES * sum(counts):
+    elif index_size is None or path.stat().st_size != index_size:
         fault = "has not as many records as its manifest"
-    elif hashlib.sha256(content := read_file(path, limit=INDEX_ROW_BYTES * sum(counts))).hexdigest() != expected:
+    elif hashlib.sha256(content := read_file(path, limit=index_size)).hexdigest() != expected:
         fault = "has not the SHA-256 of its manifest"
     else:
         fault = "tells of other records than those beside it"

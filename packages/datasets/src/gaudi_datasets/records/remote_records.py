@@ -21,7 +21,7 @@ from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import AccessError, DataError, FlagError, MissingInputError
 from gaudi_datasets.fetching.stores import DEFAULT_GB, Store, cut_pieces, find_cache, use_cache_dir
 from gaudi_datasets.program import ProgressLine
-from gaudi_datasets.records.conversion import INDEX, index_path, parse_manifest
+from gaudi_datasets.records.manifests import INDEX, find_index_size, index_path, parse_manifest
 from gaudi_datasets.split_folders import SHARD_NAME, name_folders
 from gaudi_ops.errors import GaudiError
 from gaudi_ops.files import hold_lock, is_shared, read_file, read_text, share_lock, write_atomically, write_file
@@ -124,11 +124,18 @@ class RemoteRecords:
                         remedy="it was replaced or is damaged: copy or convert it again",
                     )
         progress(len(missing), len(missing))
-        index = index_path(folder, self.split)
-        if INDEX in self.manifest and not index.exists():
-            # Without it, each record is looked up in its shard.
+        index, size = index_path(folder, self.split), find_index_size(self.manifest)
+        if size is not None and not index.exists():
+            self._fetch_index(index, size)
+
+    def _fetch_index(self, path: Path, size: int) -> None:
+        """Fetch the index, once more if it is not that of the manifest; without it, each record is looked up."""
+        for _ in range(2):
             with contextlib.suppress(MissingInputError, AccessError):
-                write_file(index, self._store.read(self._path(index.name)))
+                content = b"".join(self._store.read_pieces(cut_pieces(self._path(path.name), size)))
+                if hashlib.sha256(content).hexdigest() == self.manifest[INDEX]:
+                    write_file(path, content)
+                    return
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}" if self._folder else name
