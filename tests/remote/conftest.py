@@ -205,7 +205,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_scenes(scenes: Path, split: str) -> AnnotatedImages:
-    return CocoFlags(scenes / "annotations" / f"instances_{split}.json", scenes / split)
+    return CocoFlags(str(scenes / "annotations" / f"instances_{split}.json"), scenes / split)
 
 
 @pytest.fixture(scope="session")

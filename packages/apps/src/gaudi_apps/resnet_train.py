@@ -91,7 +91,7 @@ class TrainingFlags(flags.TrainingFlags):
     resnet50v2_keras."""
     weights: Annotated[str | None, arg(aliases=["--pretrained_filepath"]), fixed(per_side=True)] = None
     """File of initial weights: torchvision .pth, Keras .h5, .npz, .safetensors, TensorFlow checkpoint, or a checkpoint
-    of this program. Weights that fit are loaded, the others are named."""
+    of this program, or a URL. Weights that fit are loaded, the others are named."""
     optimizer: Annotated[Literal["SGD", "LARS", "Adam"] | None, fixed()] = None
     """Optimizer; by default SGD with momentum, and Adam with --fine_tune."""
     lr_schedule: Annotated[Literal["piecewise", "polynomial", "constant", "cosine", "cyclical"] | None, fixed()] = None

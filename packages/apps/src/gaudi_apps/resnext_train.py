@@ -73,7 +73,7 @@ class TrainingFlags(flags.TrainingFlags):
         str | None, arg(aliases=["--pretrained_model_checkpoint_path", "-pmcp"]), fixed(per_side=True)
     ] = None
     """File of initial weights: torchvision .pth, .npz, .safetensors, TensorFlow checkpoint, or a checkpoint of this
-    program. Weights that fit are loaded, the others are named."""
+    program, or a URL. Weights that fit are loaded, the others are named."""
     base_lr: Annotated[float | None, arg(aliases=["--base_learning_rate"]), fixed(above=0, finite=False)] = None
     """Learning rate for 256 images per step; by default .256 with a cosine; without, .128, or .1 without warm-up and on
     more than 16 processes."""

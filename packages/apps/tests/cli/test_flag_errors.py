@@ -38,7 +38,7 @@ def run(run_main: Run) -> Run:
         ("ssd_mxnet_train --mode=val --synthetic", "--mode", "not --synthetic"),
         ("resnet_train --nouse_synthetic_data", "--mode", "--mode train: "),
         ("ssd_train -f --model_dir s3://name:word@bucket/run", "--model_dir", "s3://...: "),
-        ("ssd_train -f --weights s3://bucket/w.pth", "--weights", "no URL"),
+        ("ssd_train -f --weights s3://name:word@bucket/w.pth", "--weights", "s3://...: "),
         ("ssd_train --data_dir s3://bucket/batches --static", "--data_dir", "no URL"),
         ("resnext_train --jpeg_data_dir gs://bucket/images", "--jpeg_data_dir", "no URL"),
         ("resnet_train --data_dir s3://name:word@bucket/records", "--data_dir", "s3://...: "),

@@ -24,7 +24,7 @@ from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.recipe import NO_RECIPE, Length, Recipe, describe_found
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
 from gaudi_datasets.errors import MissingInputError
-from gaudi_datasets.fetching.stores import is_url
+from gaudi_datasets.fetching.stores import find_copy, is_url
 from gaudi_distributed import Communicator
 from gaudi_distributed.devices.machine import describe_jemalloc
 from gaudi_models.architectures import RESNETS
@@ -222,7 +222,7 @@ class ClassificationApplication(Application):
         files = find_files(use.inference)
         restored = restore()
         names = read_class_names(restored.model_config)
-        output_dir = Path(use.output_dir or self.settings.model_dir / "predictions")
+        output_dir = find_copy(use.output_dir or self.settings.model_dir / "predictions", "outputs")
         results = predict_files(
             Classifier(restored.task.model).classify,
             files,
@@ -238,7 +238,7 @@ class ClassificationApplication(Application):
     def export(self, restore: Callable[[], Restored]) -> None:
         """Export the classifier, and its features."""
         use, formats = self.train_config.flags.use, self.train_config.flags.run.export_format
-        self._export(restore(), Path(use.output_dir or self.settings.model_dir / "export"), formats)
+        self._export(restore(), find_copy(use.output_dir or self.settings.model_dir / "export", "outputs"), formats)
 
     def _export(
         self, restored: Restored, output_dir: Path, formats: tuple[ExportFormat, ...], *, is_scored: bool = True

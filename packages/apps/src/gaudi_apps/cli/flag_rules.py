@@ -34,6 +34,8 @@ from gaudi_datasets.flags import parse_flags
 Switch = FlagCreatePairsOff[bool]
 
 _UNSET: Any = object()
+# Flags whose files and folders may be in a store; --data_dir is another one.
+_AT_URLS = frozenset({"model_dir", "weights", "train_annotations", "val_annotations", "output_dir"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,14 +250,18 @@ def check_urls(config: Any) -> None:
         FlagError: for the first flag with a URL that it does not take.
     """
     for name, value in list_flags(config):
-        if name in ("inference", "model_dir") or (name == "data_dir" and not getattr(config.data, "static", False)):
+        if name in _AT_URLS:
+            if isinstance(value, str) and is_url(value):
+                require_plain_url(value, f"--{name}")
+            continue
+        if name == "inference" or (name == "data_dir" and not getattr(config.data, "static", False)):
             continue  # which has addresses of its own; a folder of records
         for each in value if isinstance(value, tuple) else (value,):
             refuse_url(each, f"--{name}")
-    data_dir, model_dir = getattr(config.data, "data_dir", None), config.run.model_dir
-    if is_url(model_dir):
-        require_plain_url(model_dir, "--model_dir")
-    given = data_dir if is_url(data_dir) or not is_url(model_dir) else model_dir
+    data_dir = getattr(config.data, "data_dir", None)
+    if is_url(data_dir):
+        require_plain_url(data_dir, "--data_dir")
+    given = next((value for name, value in list_flags(config) if name in _AT_URLS and is_url(value)), data_dir)
     check_records_url(given, config.data.cache_dir, config.data.cache_gb)
     if is_url(given):
         from gaudi_datasets.records.remote_records import use_cache

@@ -157,7 +157,7 @@ class UseFlags:
     max_frames: Annotated[int, resume_safe(minimum=0)] = 0
     """Number of frames to read of each video, camera or stream, from the first one on; 0: all."""
     output_dir: Annotated[str | None, resume_safe()] = None
-    """Folder for the results; by default predictions or export in --model_dir."""
+    """Folder for the results, or its URL; by default predictions or export in --model_dir."""
 
 
 GONE_TYPES = {"fp16": "is gone, for bf16 has the range of fp32; give bf16"}

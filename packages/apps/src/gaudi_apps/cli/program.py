@@ -329,8 +329,12 @@ def _fetch_run(config: Any, mode: str) -> None:
 
 
 def _upload_results(mode: str, app: Application) -> None:
-    """Bring what a mode wrote into a run at a URL to its store; a training does so by itself."""
-    url = app.config.run.model_dir
+    """Bring what a mode wrote into a run or a folder at a URL to its store; a training does so by itself."""
+    url, output = app.config.run.model_dir, app.config.use.output_dir
+    if mode in USING and is_url(output):
+        from gaudi_datasets.fetching.copies import upload_copy
+
+        upload_copy(output)
     if mode in ("eval", *USING) and is_url(url) and not app.settings.distribution.rank_info.rank:
         from gaudi_apps.training.stored_runs import upload_results
 

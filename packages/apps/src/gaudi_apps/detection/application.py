@@ -243,7 +243,7 @@ class SSDApplication(Application):
             restored.task.model,
             read_categories(restored.model_config),
             encoded_images,
-            Path(use.output_dir or self.settings.model_dir / "export"),
+            find_copy(use.output_dir or self.settings.model_dir / "export", "outputs"),
             run.export_format,
             step=restored.step,
             architecture=read_architecture(restored.model_config),

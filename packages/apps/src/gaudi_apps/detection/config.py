@@ -96,11 +96,11 @@ class DataFlags(flags.DataFlags):
     data_dir: Annotated[str | None, per_rank()] = None
     """Folder of records (train-*, val-*) made by gaudi-datasets, or its URL, such as s3://bucket/records."""
     train_annotations: Annotated[str | None, per_rank()] = None
-    """COCO annotation file of the training images, to read them without records; needs --train_images."""
+    """COCO annotation file of the training images, or its URL, to read them without records; needs --train_images."""
     train_images: Annotated[str | None, per_rank()] = None
     """Folder of the images that --train_annotations names."""
     val_annotations: Annotated[str | None, per_rank()] = None
-    """COCO annotation file of the validation images; needs --val_images."""
+    """COCO annotation file of the validation images, or its URL; needs --val_images."""
     val_images: Annotated[str | None, per_rank()] = None
     """Folder of the images that --val_annotations names."""
     use_fake_data: Annotated[Switch, arg(aliases=["-f"]), fixed()] = False
@@ -136,7 +136,7 @@ class NetworkFlags:
     backbone trains faster, for few images that look like those of its training."""
     weights: Annotated[str | None, arg(aliases=["--resnet_checkpoint"]), fixed(per_side=True)] = None
     """File of initial weights: TensorFlow checkpoint, torchvision .pth, .npz, .pickle, .safetensors, or a checkpoint of
-    this program. Weights that fit are loaded, the others are named."""
+    this program, or a URL. Weights that fit are loaded, the others are named."""
     box_voting: Annotated[Switch, fixed()] = False
     """Move each detected box to the mean of those of its class that overlap it by more than half, weighted by score and
     overlap, of the 400 best of the class in place of 200; in evaluations, predictions and exports of the run."""

@@ -24,6 +24,7 @@ from gaudi_apps.inference.predictor import Results, predict_files, write_csv
 from gaudi_apps.inference.tiles import Rows
 from gaudi_apps.inference.visualizer import add_title, draw_detections, write_image
 from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.fetching.stores import find_copy
 from gaudi_datasets.output_files import LONGEST_NAME, cut_name, take_name, write_json
 from gaudi_datasets.program import count_things
 from gaudi_ops.files import write_file
@@ -157,7 +158,7 @@ def predict_by_flags(
     is_stored = not any(isinstance(path, Address) for path in files)
     many = flags.tiles == "off" and is_stored and (len(files) > 1 or is_video(files[0]))
     detect, categories, preprocessor, side_by_side = open_detector(many)
-    output_dir = Path(flags.output_dir or model_dir / "predictions")
+    output_dir = find_copy(flags.output_dir or model_dir / "predictions", "outputs")
     refinement = make_refinement(flags, categories, detect, preprocessor, batch_size)
     results = predict_files(
         detect,

@@ -219,7 +219,7 @@ class SSDMXNetApplication(Application):
         from gaudi_ops import SSD300
 
         restored = restore()
-        folder = Path(self.config.use.output_dir or self.settings.model_dir / "export")
+        folder = find_copy(self.config.use.output_dir or self.settings.model_dir / "export", "outputs")
         folder.mkdir(parents=True, exist_ok=True)
         network, path = restored.task.model, folder / "weights.safetensors"
         classes = [asdict(category) for category in read_categories(restored.model_config)]

@@ -144,7 +144,7 @@ class ScheduleFlags:
     weight_decay: WeightDecay = 5e-4
     weights: Annotated[str | None, arg(aliases=["--pretrained_backbone"]), fixed(per_side=True)] = None
     """File of initial weights: torchvision .pth, .pickle, .npz, .safetensors, or a checkpoint of this program or of
-    ssd_train. Weights that fit are loaded, the others are named."""
+    ssd_train, or a URL. Weights that fit are loaded, the others are named."""
     system: Annotated[str | None, resume_safe(presets=SYSTEMS)] = None
     """DSS8440, C4140, 2xC4140 or 4xC4140: use the batch size, processes, warm-up, learning rate, weight decay and
     threads of the submission on it, where no other flag gives them."""

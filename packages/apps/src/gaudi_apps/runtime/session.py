@@ -29,12 +29,11 @@ from gaudi_apps.training.checkpoint import (
     RunState,
     find_checkpoints,
     load_chosen,
-    read_initial_weights,
     require_classes,
 )
 from gaudi_apps.training.plan import find_recipe_version
 from gaudi_apps.training.recipe import parse_recipe
-from gaudi_apps.training.run_dir import RunFolder
+from gaudi_apps.training.run_dir import RunFolder, read_initial_weights
 from gaudi_datasets.fetching.stores import is_url
 from gaudi_distributed import Communicator, SingleProcess, apply_environment
 from gaudi_distributed.cluster.rendezvous import RendezvousClient

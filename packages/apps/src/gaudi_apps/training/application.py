@@ -12,7 +12,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from gaudi_apps.cli.flag_rules import list_flags
-from gaudi_apps.training.checkpoint import BEST, CHECKPOINTS, CheckpointFolder, find_checkpoints, find_run_checkpoint
+from gaudi_apps.training.checkpoint import (
+    BEST,
+    CHECKPOINTS,
+    CheckpointFolder,
+    find_checkpoints,
+    find_run_checkpoint,
+)
 from gaudi_apps.training.plan import CURRENT
 from gaudi_apps.training.recipe import CHECKED, NO_RECIPE, RECIPE, SPLIT, STARTED, Length, Recipe
 from gaudi_datasets.documents import load_yaml
@@ -158,7 +164,12 @@ class Application(ABC):
         if mode in ("predict", "export", "eval"):
             find_checkpoints(settings.model_dir, settings.checkpoint or "newest")
         weights = None if settings.weights is None else Path(settings.weights)
-        is_there = weights is None or weights.exists() or any(weights.parent.glob(f"{glob.escape(weights.name)}.*"))
+        is_there = (
+            weights is None
+            or is_url(settings.weights)
+            or weights.exists()
+            or any(weights.parent.glob(f"{glob.escape(weights.name)}.*"))
+        )
         goes_on = not settings.clean and CheckpointFolder(settings.model_dir / CHECKPOINTS).steps()
         if mode != "train" or goes_on:  # no weights are read
             return
@@ -166,7 +177,11 @@ class Application(ABC):
             raise MissingInputError(
                 "there is no such file, run or checkpoint", flag="--weights", path=weights, remedy="correct --weights"
             )
-        if weights is not None:
+        if is_url(settings.weights):
+            from gaudi_apps.training.run_dir import fetch_weights
+
+            fetch_weights(settings.weights)
+        elif weights is not None:
             find_run_checkpoint(weights)  # of a run, which may have none
 
     def use_data_of_run(self) -> None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import Any, TypedDict, cast
 
 import numpy.typing as npt
 from safetensors import SafetensorError
@@ -27,10 +27,6 @@ from gaudi_ops.files import (
     sync_folder,
     write_file,
 )
-from gaudi_ops.program import say
-
-if TYPE_CHECKING:
-    from gaudi_models.weights import WeightsFile
 
 FORMAT = "gaudi-apps checkpoint"
 VERSION = 2
@@ -370,23 +366,6 @@ def find_run_checkpoint(path: Path) -> Path | None:
     if found is None and (path / RUN_FILE).is_file():
         raise MissingInputError("has no checkpoint", path=path, remedy="train first, or give another run")
     return found
-
-
-def read_initial_weights(path: str) -> WeightsFile:
-    """Read the weights that --weights names; of a run say which ones.
-
-    Raises:
-        MissingInputError: the run has no checkpoint.
-        GaudiError: see `gaudi_models.weights.read_weights`.
-    """
-    from gaudi_models.weights import read_weights
-
-    chosen = find_run_checkpoint(Path(path))
-    if chosen is None:
-        return read_weights(path)
-    which = "best" if chosen.parent.name == BEST else "newest"
-    say(f"{path}: weights of its {which} checkpoint, {chosen}")
-    return read_weights(chosen)
 
 
 def _write(

@@ -39,7 +39,6 @@ from gaudi_apps.training.checkpoint import (
     Checkpoint,
     CheckpointFolder,
     ModelConfig,
-    read_initial_weights,
     require_classes,
 )
 from gaudi_apps.training.plan import Plan, version_setting
@@ -56,6 +55,7 @@ from gaudi_apps.training.recording import (
     without_reference,
     write_recording,
 )
+from gaudi_apps.training.run_dir import read_initial_weights
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
 from gaudi_datasets.program import count_things, make_console
 from gaudi_ops.files import write_file

@@ -9,18 +9,35 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gaudi_apps.runtime.errors import RunChangedError, RunInUseError, warn
+from gaudi_apps.training.checkpoint import (
+    BEST,
+    CHECKPOINTS,
+    MANIFEST,
+    CheckpointFolder,
+    describe_class_change,
+    find_run_checkpoint,
+    list_class_names,
+    name_some,
+)
 from gaudi_apps.training.checkpoint import RUN_FILE as RUN_FILE
-from gaudi_apps.training.checkpoint import CheckpointFolder, describe_class_change, list_class_names, name_some
 from gaudi_datasets.documents import CHECKSUM, require_seal, seal
-from gaudi_datasets.errors import DataError, UnsafeError
+from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
+from gaudi_datasets.fetching.copies import fetch_copy
+from gaudi_datasets.fetching.stores import is_url
+from gaudi_datasets.fetching.uploads import WritableStore
 from gaudi_datasets.output_files import write_json
 from gaudi_ops.files import hold_lock, made_folder, read_owner, read_text, remove_leftovers, write_file
+from gaudi_ops.program import say
+
+if TYPE_CHECKING:
+    from gaudi_models.weights import WeightsFile
 
 ANALYSIS = "analysis.json"  # what the report tells besides the metrics of evaluation.json
 RUN_LOG = "run_log.json"  # plan and data of the run; command, speed and environment of each start
@@ -276,6 +293,44 @@ class RunFolder:
             raise DataError(
                 f"is no record of a run ({error})", path=self._record_path, remedy="give another --model_dir"
             ) from None
+
+
+def fetch_weights(place: str) -> Path:
+    """Return a path of this machine as it is; fetch weights of a URL, of a run its best or newest checkpoint.
+
+    Raises:
+        MissingInputError: there are none.
+        GaudiError: as by `gaudi_datasets.fetching.copies.fetch_copy`.
+    """
+    if is_url(place):
+        names = WritableStore(place).list_files()
+        if RUN_FILE in names:
+            found = [
+                re.fullmatch(rf"(({CHECKPOINTS}|{BEST})/step-(\d{{8,}}))/{re.escape(MANIFEST)}", name) for name in names
+            ]
+            steps = sorted((match[2] == BEST, int(match[3]), match[1]) for match in found if match)
+            if not steps:
+                raise MissingInputError("has no checkpoint", path=place, remedy="train first, or give another run")
+            place = f"{place.rstrip('/')}/{steps[-1][2]}"
+    return fetch_copy(place)
+
+
+def read_initial_weights(path: str) -> WeightsFile:
+    """Read the weights that --weights names; of a run say which ones.
+
+    Raises:
+        MissingInputError: the run has no checkpoint.
+        GaudiError: see `gaudi_models.weights.read_weights`.
+    """
+    from gaudi_models.weights import read_weights
+
+    place = fetch_weights(path)
+    chosen = find_run_checkpoint(place)
+    if chosen is None:
+        return read_weights(place)
+    which = "best" if chosen.parent.name == BEST else "newest"
+    say(f"{path}: weights of its {which} checkpoint, {chosen}")
+    return read_weights(chosen)
 
 
 def write_analysis(folder: Path, analysis: Mapping[str, Any]) -> None:

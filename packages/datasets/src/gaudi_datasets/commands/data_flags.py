@@ -48,8 +48,8 @@ class AnnotatedImages:
 class CocoFlags(AnnotatedImages):
     """A COCO annotation file with its images."""
 
-    annotations: Path
-    """annotation file, such as instances_train2017.json"""
+    annotations: str
+    """annotation file, such as instances_train2017.json, or its URL"""
     images: Path
     """folder of the images"""
 

@@ -1,4 +1,4 @@
-"""Define the command `gaudi-datasets fetch`: COCO 2017, weights, or the files of a list."""
+"""Define the command `gaudi-datasets fetch`: COCO 2017, weights, the files of a list, or those of a store."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from gaudi_datasets.commands.data_flags import Debug, Switch, subcommand
+from gaudi_datasets.errors import FlagError
+from gaudi_datasets.fetching.stores import is_url
 from gaudi_datasets.fetching.weights_table import WEIGHTS
-from gaudi_datasets.program import make_console
+from gaudi_datasets.program import ProgressLine, count_things, make_console
 from gaudi_ops.program import say
 
 if TYPE_CHECKING:
@@ -103,6 +105,30 @@ class FetchWeights:
 
 
 @dataclass(frozen=True)
+class FetchStore:
+    """Fetch a file, or all files of a folder, from a store; records are compared with their manifests."""
+
+    url: str
+    """of a file or a folder, such as s3://bucket/records"""
+    output_dir: Path
+    """folder to fetch into; what is there already is not fetched again"""
+    debug: Debug = False
+
+    def __post_init__(self) -> None:
+        if not is_url(self.url):
+            raise FlagError(
+                f"--url {self.url}: is no URL", flag="--url", remedy="give one, such as s3://bucket/records"
+            )
+
+    def run(self) -> None:
+        """Run the command."""
+        from gaudi_datasets.fetching.copies import fetch_folder
+
+        count = fetch_folder(self.url, self.output_dir, ProgressLine("fetching", "file"))
+        say(f"{self.output_dir}: {count_things(count, 'file')} of {self.url}")
+
+
+@dataclass(frozen=True)
 class FetchList:
     """Show what can be fetched by name: what it is for, its size, how it is verified, its licence."""
 
@@ -123,6 +149,7 @@ FETCH = (
     subcommand(FetchCoco, "coco")
     | subcommand(FetchWeights, "weights")
     | subcommand(FetchFiles, "files")
+    | subcommand(FetchStore, "store")
     | subcommand(FetchList, "list")
 )
 

@@ -40,7 +40,7 @@ _SHEET_ENDINGS = (".png", ".pdf", ".svg")
 class _CocoSets(CocoFlags):
     """A COCO annotation file with its images."""
 
-    val_annotations: Path | None = None
+    val_annotations: str | None = None
     """annotation file of another set; report images that are in both"""
     val_images: Path | None = None
     """image folder of the other set; default: that of --images"""

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from gaudi_datasets.documents import MASKED, Faults, Record, RecordError, load_json
 from gaudi_datasets.errors import DataError
+from gaudi_datasets.fetching.copies import fetch_copy
 
 NO_SIZE = "of no size"
 PAST_EDGE = "past the image edge"
@@ -70,7 +71,7 @@ class CocoAnnotations:
 
 
 def read_coco(path: str | Path) -> CocoAnnotations:
-    """Read a COCO annotation file (cocodataset.org, "Data format", object detection).
+    """Read a COCO annotation file (cocodataset.org, "Data format", object detection), or fetch it from a URL before.
 
     `area` is width times height where it is missing, and `iscrowd` 0. The id 0 is as good as any. An area that has no
     mask and is not width times height, by more than their rounding to whole pixels explains, is wrong, and replaced;
@@ -82,10 +83,11 @@ def read_coco(path: str | Path) -> CocoAnnotations:
             a missing key, a wrong type, a number that is not finite, an id given twice, an image or a category that
             there is not, an image of no size, a file name that leaves the image folder.
     """
-    document = load_json(Path(path), mark_masks=True)
+    path = fetch_copy(path)
+    document = load_json(path, mark_masks=True)
     info = document.get("info") if isinstance(document, Mapping) else None
     is_coco = isinstance(info, Mapping) and _COCO_SITE in str(info.get("url"))
-    return parse_coco(document, Path(path), check_areas=not is_coco)
+    return parse_coco(document, path, check_areas=not is_coco)
 
 
 def select_images(annotations: CocoAnnotations, rows: npt.NDArray[np.int64]) -> CocoAnnotations:

@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from gaudi_datasets.errors import AccessError, DataError, FlagError, MissingExtraError, MissingInputError, TransferError
 
@@ -43,7 +43,7 @@ _LIBRARIES = ("fsspec", "s3fs", "gcsfs", "aiobotocore", "botocore", "google", "a
 _MOST_CAUSES = 10  # of an error, one behind the other
 
 
-def is_url(path: str | PathLike[str] | None) -> bool:
+def is_url(path: str | PathLike[str] | None) -> TypeGuard[str]:
     """Tell whether something names a place in a store, and not a path of this machine."""
     return isinstance(path, str) and _URL.match(path) is not None
 

@@ -47,14 +47,14 @@ class WritableStore(Store):
             if "NoSuchBucket" in str(error):
                 raise
             return {}
-        prefix = f"{self._root}/"
-        files = {}
-        for path, described in found.items():
-            name = path.removeprefix(prefix)
-            if path.startswith(prefix) and _is_plain(name):
-                stamp = next((str(described[key]) for key in _STAMPS if described.get(key)), "")
-                files[name] = StoredFile(int(described.get("size") or 0), stamp)
-        return files
+        return _describe_files(found, f"{self._root}/")
+
+    def list_named(self, name: str) -> dict[str, StoredFile]:
+        """List the files beside each other that have a name, or this name and an ending."""
+        self._files.invalidate_cache()
+        found: Mapping[str, Any] = self._try("", lambda path: self._files.glob(f"{path}{name}*", detail=True))
+        files = _describe_files(found, f"{self._root}/")
+        return {each: file for each, file in files.items() if each == name or each.startswith(f"{name}.")}
 
     def find_size(self, name: str) -> int:
         """Return the bytes of a file."""
@@ -173,6 +173,17 @@ class WritableStore(Store):
 
 class _OtherContentError(Exception):
     """A file that is not the one that was expected, so that its draft is removed."""
+
+
+def _describe_files(found: Mapping[str, Any], prefix: str) -> dict[str, StoredFile]:
+    """Return the files below a folder by their names in it, of what a store listed by path."""
+    files = {}
+    for path, described in found.items():
+        name = path.removeprefix(prefix)
+        if path.startswith(prefix) and _is_plain(name) and described.get("type", "file") == "file":
+            stamp = next((str(described[key]) for key in _STAMPS if described.get(key)), "")
+            files[name] = StoredFile(int(described.get("size") or 0), stamp)
+    return files
 
 
 def _is_plain(name: str) -> bool:

@@ -1,0 +1,146 @@
+"""Annotations, weights and results may be at URLs; what is there is what was written, or an error says so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.remote.conftest import BUCKET, SECRET, Bucket
+
+from gaudi_apps.training.checkpoint import BEST, CHECKPOINTS, RUN_FILE, CheckpointFolder
+from gaudi_apps.training.run_dir import fetch_weights
+from gaudi_datasets.detection.coco import read_coco
+from gaudi_datasets.errors import AccessError, DataError, FlagError, MissingInputError, UnsafeError
+from gaudi_datasets.fetching.copies import MOST_COPIES, fetch_copy, fetch_folder, upload_copy
+from gaudi_datasets.fetching.stores import find_copy
+
+URL = f"s3://{BUCKET}/place"
+
+
+def show_nothing(done: int, of: int) -> None:
+    pass
+
+
+def test_a_file_is_fetched_once_until_it_changes(bucket: Bucket) -> None:
+    bucket.put("place/a.json", b"one")
+    assert fetch_copy(f"{URL}/a.json").read_bytes() == b"one"
+    before = bucket.count("GET", "place/a.json")
+    assert fetch_copy(f"{URL}/a.json").name == "a.json"
+    assert bucket.count("GET", "place/a.json") == before
+    bucket.put("place/a.json", b"two")
+    assert fetch_copy(f"{URL}/a.json").read_bytes() == b"two"
+
+
+def test_folders_and_beginnings_of_names(bucket: Bucket) -> None:
+    for name in ("folder/a", "folder/b/c", "model.ckpt-1.index", "model.ckpt-1.data", "model.ckpt-12.index"):
+        bucket.put(f"place/{name}", name.encode())
+    assert (fetch_copy(f"{URL}/folder") / "b" / "c").read_bytes() == b"folder/b/c"
+    prefix = fetch_copy(f"{URL}/model.ckpt-1")
+    assert {path.name for path in prefix.parent.iterdir()} == {"model.ckpt-1.index", "model.ckpt-1.data"}
+    for name in ("nothing", "fold"):
+        with pytest.raises(MissingInputError) as caught:
+            fetch_copy(f"{URL}/{name}")
+        assert caught.value.path == f"{URL}/{name}"
+
+
+def test_copies_have_a_bound(bucket: Bucket) -> None:
+    for number in range(MOST_COPIES + 2):
+        bucket.put(f"place/{number}", b"text")
+        last = fetch_copy(f"{URL}/{number}")
+    assert len([path for path in find_copy(URL, "files").parent.iterdir() if path.is_dir()]) == MOST_COPIES
+    assert last.exists()
+
+
+def test_annotations(bucket: Bucket, scenes: Path) -> None:
+    path = scenes / "annotations" / "instances_val.json"
+    bucket.put("place/val.json", path.read_bytes())
+    assert np.array_equal(read_coco(f"{URL}/val.json").boxes_xywh, read_coco(path).boxes_xywh)
+
+
+def test_weights_of_a_run_are_its_best_or_newest(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.put(f"place/{RUN_FILE}", b"{}")
+    with pytest.raises(MissingInputError):
+        fetch_weights(URL)
+    for kind, step in ((CHECKPOINTS, 2), (CHECKPOINTS, 10), (BEST, 4)):
+        folder = CheckpointFolder(tmp_path / kind).save(step, {"a": np.full(3, step, np.float32)}, {})
+        bucket.upload(folder, f"place/{kind}/{folder.name}")
+        newest = fetch_weights(URL)
+        assert (newest / "state.safetensors").read_bytes() == (folder / "state.safetensors").read_bytes()
+    assert fetch_weights(str(tmp_path)) == tmp_path
+
+
+def test_results_are_uploaded_manifest_last(bucket: Bucket) -> None:
+    folder = find_copy(URL, "outputs")
+    (folder / "onnx").mkdir(parents=True)
+    for name in ("onnx/manifest.json", "onnx/model.onnx", "z.txt"):
+        (folder / name).write_text(name)
+    bucket.aim("PUT", "z.txt", "expired")
+    with pytest.raises(AccessError) as caught:
+        upload_copy(URL)
+    assert caught.value.path == f"{URL}/z.txt"
+    assert os.fspath(folder) in str(caught.value)
+    assert "onnx/manifest.json" not in bucket.list("place/")
+    upload_copy(URL)
+    assert bucket.list("place/") == {"onnx/manifest.json", "onnx/model.onnx", "z.txt"}
+    assert not folder.exists()
+
+
+def test_a_folder_of_records_is_fetched_and_compared(bucket: Bucket, records: Path, tmp_path: Path) -> None:
+    bucket.upload(records, "place")
+    target = tmp_path / "fetched"
+    assert fetch_folder(URL, target, show_nothing) == len(list(records.iterdir()))
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == {
+        path.name: path.read_bytes() for path in records.iterdir()
+    }
+    before = bucket.count("GET", ".tfrecord")
+    fetch_folder(URL, target, show_nothing)
+    assert bucket.count("GET", ".tfrecord") == before
+    (target / "train.json").write_text("another")
+    with pytest.raises(UnsafeError):
+        fetch_folder(URL, target, show_nothing)
+    shutil.rmtree(target)
+    bucket.flip("place/train-00000-of-00003.tfrecord")
+    with pytest.raises(DataError) as caught:
+        fetch_folder(URL, target, show_nothing)
+    assert str(caught.value.path).endswith("train-00000-of-00003.tfrecord")
+
+
+def test_the_command(bucket: Bucket, records: Path, tmp_path: Path) -> None:
+    bucket.upload(records, "place")
+    command = [sys.executable, "-m", "gaudi_datasets", "fetch", "store", "--output_dir", str(tmp_path / "a")]
+    assert subprocess.run([*command, "--url", URL], capture_output=True).returncode == 0
+    for url, status in ((f"s3://a:{SECRET}@b", 64), ("records", 64), (f"{URL}/none", 66)):
+        found = subprocess.run([*command, "--url", url], capture_output=True, text=True)
+        assert found.returncode == status, found.stderr
+        assert SECRET not in found.stderr
+    with pytest.raises(FlagError):
+        fetch_copy(f"{URL}?token={SECRET}")
+
+
+def test_a_training_on_annotations_and_weights_at_urls(bucket: Bucket, scenes: Path, tmp_path: Path) -> None:
+    bucket.put("place/train.json", (scenes / "annotations" / "instances_train.json").read_bytes())
+    program = str(Path(__file__).parents[2] / "packages/apps/tests/small_ssd.py")
+    data = ["--train_annotations", f"{URL}/train.json", "--train_images", str(scenes / "train"), "--no_evaluate"]
+    usual = [sys.executable, program, *data, "-b", "4", "-s", "1", "--device", "cpu", "-d", "fp32"]
+    first = subprocess.run([*usual, "--model_dir", str(tmp_path / "first")], capture_output=True, text=True)
+    assert first.returncode == 0, first.stderr
+    bucket.put(f"place/run/{RUN_FILE}", (tmp_path / "first" / RUN_FILE).read_bytes())
+    folder = CheckpointFolder(tmp_path / "first" / CHECKPOINTS).path(1)
+    bucket.upload(folder, f"place/run/checkpoints/{folder.name}")
+    weights = ["--model_dir", str(tmp_path / "second"), "--weights", f"{URL}/run"]
+    second = subprocess.run([*usual, *weights], capture_output=True, text=True)
+    assert second.returncode == 0, second.stderr
+    assert f"weights: {URL}/run" in (tmp_path / "second" / "config.yaml").read_text()
+    image = str(next((scenes / "val").iterdir()))
+    use = ["--mode", "predict", "--inference", image, "--output_dir", f"{URL}/predictions", "--device", "cpu"]
+    third = subprocess.run(
+        [sys.executable, program, *use, "--model_dir", str(tmp_path / "second")], capture_output=True, text=True
+    )
+    assert third.returncode == 0, third.stderr
+    assert bucket.list("place/predictions/")
+    assert not find_copy(f"{URL}/predictions", "outputs").exists()
