@@ -18,7 +18,8 @@ from gaudi_datasets.commands.data_flags import AnnotatedImages, CocoFlags
 from gaudi_datasets.detection.records import write_records
 from gaudi_datasets.detection.scenes import make_scenes
 
-BUCKET = "bucket"
+BUCKET, FORMER = "bucket", "former"
+LISTS = "list-type"  # in the paths of requests for lists of files
 SECRET = "a-secret-that-nothing-prints"
 _REFUSALS = {"503": (503, "SlowDown"), "403": (403, "AccessDenied"), "expired": (400, "ExpiredToken")}
 
@@ -28,7 +29,7 @@ class Bucket:
 
     Attributes:
         faults: one for each of the next requests: "503", "403", "expired", "cut", "stall", "damage" and "spoil"
-            (of what is received or sent), or "" for none.
+            (of what is received or sent), "late" (a list of files as it was when `remember` was called), or "" for none.
         moto: host and port of the server behind the proxy.
         client: of the server, past the proxy.
         aimed: faults of requests of a method whose paths have a part.
@@ -84,6 +85,12 @@ class Bucket:
         found = self.client.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])
         return {each["Key"].removeprefix(prefix).lstrip("/") for each in found}
 
+    def remember(self) -> None:
+        """Keep the bucket as it is, for the lists that lag behind from now on."""
+        self.client.create_bucket(Bucket=FORMER)
+        for name in self.list(""):
+            self.client.put_object(Bucket=FORMER, Key=name, Body=self.get(name))
+
     def flip(self, key: str) -> None:
         """Change a byte in the middle of a file."""
         content = bytearray(self.get(key))
@@ -118,7 +125,8 @@ class _Proxy(BaseHTTPRequestHandler):
         if fault == "spoil" and body:
             body = body[:-1] + bytes([body[-1] ^ 1])
         connection = http.client.HTTPConnection(*self.bucket.moto)
-        connection.request(self.command, self.path, body=body, headers=dict(self.headers))
+        path = self.path.replace(f"/{BUCKET}?", f"/{FORMER}?") if fault == "late" else self.path
+        connection.request(self.command, path, body=body, headers=dict(self.headers))
         answer = connection.getresponse()
         content, length = answer.read(), int(answer.getheader("Content-Length") or 0)
         connection.close()

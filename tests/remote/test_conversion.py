@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.remote.conftest import BUCKET, SECRET, Bucket, open_scenes
+from tests.remote.conftest import BUCKET, LISTS, SECRET, Bucket, open_scenes
 
 from gaudi_datasets.detection.records import write_records
 from gaudi_datasets.errors import FlagError, TransferError, UnsafeError
@@ -59,6 +59,9 @@ def test_records_are_those_of_a_folder(
     assert not bucket.aimed
     for split in ("train", "val"):
         require_equal(bucket, records, split)
+    written = [path.rpartition("/")[2] for method, path in bucket.requests if method == "PUT" and "train" in path]
+    assert written[0] == "train.unfinished.json"
+    assert written[-2:] == ["train.index", "train.json"]
     assert not list((tmp_path / "cache" / "gaudi" / "conversions").rglob("*.tfrecord"))
     assert RemoteRecords(URL, "train").fetch().is_dir()
 
@@ -72,22 +75,48 @@ def test_the_same_call_does_nothing_and_another_is_refused(bucket: Bucket, scene
         convert(scenes, shards=2)
     assert caught.value.path == URL
     convert(scenes, shards=2, overwrite=True)
-    assert bucket.list("made/") == {"train.json", "train-00000-of-00002.tfrecord", "train-00001-of-00002.tfrecord"}
+    names = {"train.json", "train.index", "train-00000-of-00002.tfrecord", "train-00001-of-00002.tfrecord"}
+    assert bucket.list("made/") == names
+    bucket.delete("made/train.index")
+    with pytest.raises(UnsafeError):
+        convert(scenes, shards=2)
     convert(scenes, overwrite=True)
     require_equal(bucket, records)
 
 
-def test_files_of_somebody_else_stay(bucket: Bucket, scenes: Path) -> None:
-    bucket.put("made/train-00000-of-00003.tfrecord", b"of somebody")
+@pytest.mark.parametrize("name", ["train-00000-of-00003.tfrecord", "train.index"])
+def test_files_of_somebody_else_stay(bucket: Bucket, scenes: Path, name: str) -> None:
+    bucket.put(f"made/{name}", b"of somebody")
     with pytest.raises(UnsafeError) as caught:
         convert(scenes, overwrite=True)
-    assert caught.value.path == f"{URL}/train-00000-of-00003.tfrecord"
-    assert bucket.list("made/") == {"train-00000-of-00003.tfrecord"}
+    assert caught.value.path == f"{URL}/{name}"
+    assert bucket.list("made/") == {name}
 
 
-@pytest.mark.parametrize("is_other_machine", [False, True])
+def test_a_list_that_lags_behind(bucket: Bucket, scenes: Path, records: Path) -> None:
+    bucket.remember()
+    convert(scenes)
+    for late in ((), ("late",)):
+        bucket.aim("GET", LISTS, *late)
+        with pytest.raises(UnsafeError) as caught:
+            convert(scenes, shards=2)
+        assert caught.value.path == URL
+    require_equal(bucket, records)
+
+
+def test_what_is_gone_and_listed_still_is_nobodys(bucket: Bucket, scenes: Path, records: Path) -> None:
+    bucket.put("made/train-00000-of-00009.tfrecord", b"of somebody")
+    bucket.remember()
+    bucket.delete("made/train-00000-of-00009.tfrecord")
+    bucket.aim("GET", LISTS, "late")
+    convert(scenes)
+    assert not bucket.aimed
+    require_equal(bucket, records)
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "another machine", "a part of the index is spoilt"])
 def test_a_killed_conversion_goes_on(
-    bucket: Bucket, scenes: Path, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_other_machine: bool
+    bucket: Bucket, scenes: Path, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
     bucket.aim("PUT", "train-00001", "stall", "stall")
     first = subprocess.Popen(command(scenes), stdout=subprocess.DEVNULL)
@@ -96,13 +125,16 @@ def test_a_killed_conversion_goes_on(
     assert first.wait() == -signal.SIGKILL
     bucket.aimed.clear()
     assert "train.json" not in bucket.list("made/")
-    if is_other_machine:
+    if meanwhile == "a part of the index is spoilt":
+        (part,) = (tmp_path / "cache").rglob("train-00000*.index")
+        part.write_bytes(bytes(part.stat().st_size))
+    if meanwhile == "another machine":
         monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "other"))
     before = bucket.count("PUT", "train-00000")
     assert before == 1
     found = subprocess.run(command(scenes), capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
-    assert bucket.count("PUT", "train-00000") == before + is_other_machine
+    assert bucket.count("PUT", "train-00000") == before + (meanwhile != "nothing")
     require_equal(bucket, records)
 
 

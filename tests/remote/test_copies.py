@@ -4,20 +4,38 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.remote.conftest import BUCKET, SECRET, Bucket
+from tests.remote.conftest import BUCKET, LISTS, SECRET, Bucket
 
-from gaudi_apps.training.checkpoint import BEST, CHECKPOINTS, RUN_FILE, CheckpointFolder
+from gaudi_apps.inference.predictor import read_model
+from gaudi_apps.training.checkpoint import (
+    BEST,
+    CHECKPOINTS,
+    RUN_FILE,
+    CheckpointFolder,
+    find_run_checkpoint,
+    load_checkpoint,
+)
 from gaudi_apps.training.run_dir import fetch_weights
 from gaudi_datasets.detection.coco import read_coco
-from gaudi_datasets.errors import AccessError, DataError, FlagError, MissingInputError, UnsafeError
+from gaudi_datasets.detection.sources import RecordSource
+from gaudi_datasets.errors import (
+    AccessError,
+    DataError,
+    FlagError,
+    MissingInputError,
+    TransferError,
+    UnsafeError,
+)
 from gaudi_datasets.fetching.copies import MOST_COPIES, fetch_copy, fetch_folder, upload_copy
 from gaudi_datasets.fetching.stores import find_copy
+from gaudi_datasets.fetching.uploads import WritableStore
 
 URL = f"s3://{BUCKET}/place"
 
@@ -36,10 +54,36 @@ def test_a_file_is_fetched_once_until_it_changes(bucket: Bucket) -> None:
     assert fetch_copy(f"{URL}/a.json").read_bytes() == b"two"
 
 
+def test_a_file_that_no_list_has_yet(bucket: Bucket) -> None:
+    bucket.remember()
+    bucket.put("place/a.json", b"one")
+    bucket.aim("GET", LISTS, *["late"] * 9)
+    assert fetch_copy(f"{URL}/a.json").read_bytes() == b"one"
+
+
+def test_a_file_that_is_written_while_it_is_fetched(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = bytes(2**24 + 1000)
+    bucket.put("place/a", large)
+    download, contents = WritableStore.download, [b"1" + large, b"2" + large, b"3" + large, b"4" + large]
+
+    def write_meanwhile(store: WritableStore, name: str, size: int, target: Path) -> None:
+        download(store, name, size, target)
+        bucket.put("place/a", contents.pop())
+
+    monkeypatch.setattr(WritableStore, "download", write_meanwhile)
+    with pytest.raises(TransferError) as caught:
+        fetch_copy(f"{URL}/a")
+    assert caught.value.path == f"{URL}/a"
+    monkeypatch.setattr(WritableStore, "download", download)
+    assert fetch_copy(f"{URL}/a").read_bytes() == b"3" + large
+
+
 def test_folders_and_beginnings_of_names(bucket: Bucket) -> None:
     for name in ("folder/a", "folder/b/c", "model.ckpt-1.index", "model.ckpt-1.data", "model.ckpt-12.index"):
         bucket.put(f"place/{name}", name.encode())
     assert (fetch_copy(f"{URL}/folder") / "b" / "c").read_bytes() == b"folder/b/c"
+    bucket.delete("place/folder/b/c")
+    assert not (fetch_copy(f"{URL}/folder") / "b" / "c").exists()
     prefix = fetch_copy(f"{URL}/model.ckpt-1")
     assert {path.name for path in prefix.parent.iterdir()} == {"model.ckpt-1.index", "model.ckpt-1.data"}
     for name in ("nothing", "fold"):
@@ -69,24 +113,28 @@ def test_weights_of_a_run_are_its_best_or_newest(bucket: Bucket, tmp_path: Path)
     for kind, step in ((CHECKPOINTS, 2), (CHECKPOINTS, 10), (BEST, 4)):
         folder = CheckpointFolder(tmp_path / kind).save(step, {"a": np.full(3, step, np.float32)}, {})
         bucket.upload(folder, f"place/{kind}/{folder.name}")
-        newest = fetch_weights(URL)
-        assert (newest / "state.safetensors").read_bytes() == (folder / "state.safetensors").read_bytes()
+        bucket.put("place/export/onnx/export.json", b"{}")
+        copy = fetch_weights(URL)
+        assert find_run_checkpoint(copy) == copy / kind / folder.name
+        assert load_checkpoint(copy / kind / folder.name).step == step
+        assert not (copy / "export").exists()
+        assert (fetch_weights(URL, "export") / "export/onnx/export.json").read_bytes() == b"{}"
     assert fetch_weights(str(tmp_path)) == tmp_path
 
 
 def test_results_are_uploaded_manifest_last(bucket: Bucket) -> None:
     folder = find_copy(URL, "outputs")
     (folder / "onnx").mkdir(parents=True)
-    for name in ("onnx/manifest.json", "onnx/model.onnx", "z.txt"):
+    for name in ("onnx/export.json", "onnx/model.onnx", "z.txt"):
         (folder / name).write_text(name)
     bucket.aim("PUT", "z.txt", "expired")
     with pytest.raises(AccessError) as caught:
         upload_copy(URL)
     assert caught.value.path == f"{URL}/z.txt"
     assert os.fspath(folder) in str(caught.value)
-    assert "onnx/manifest.json" not in bucket.list("place/")
+    assert "onnx/export.json" not in bucket.list("place/")
     upload_copy(URL)
-    assert bucket.list("place/") == {"onnx/manifest.json", "onnx/model.onnx", "z.txt"}
+    assert bucket.list("place/") == {"onnx/export.json", "onnx/model.onnx", "z.txt"}
     assert not folder.exists()
 
 
@@ -103,11 +151,53 @@ def test_a_folder_of_records_is_fetched_and_compared(bucket: Bucket, records: Pa
     (target / "train.json").write_text("another")
     with pytest.raises(UnsafeError):
         fetch_folder(URL, target, show_nothing)
-    shutil.rmtree(target)
-    bucket.flip("place/train-00000-of-00003.tfrecord")
+    for name, field in (("train-00000-of-00003.tfrecord", "crc32c"), ("train.index", "sha256")):
+        shutil.rmtree(target)
+        bucket.flip(f"place/{name}")
+        with pytest.raises(DataError) as caught:
+            fetch_folder(URL, target, show_nothing)
+        assert (caught.value.path, caught.value.field) == (f"{URL}/{name}", field)
+        assert not {f"{name}", "train.json"} & {path.name for path in target.iterdir()}
+        bucket.flip(f"place/{name}")
+    fetch_folder(URL, target, show_nothing)
+    content = (target / "train.index").read_bytes()
+    (target / "train.index").write_bytes(bytes(len(content)))
     with pytest.raises(DataError) as caught:
         fetch_folder(URL, target, show_nothing)
-    assert str(caught.value.path).endswith("train-00000-of-00003.tfrecord")
+    assert (caught.value.path, caught.value.field) == (target / "train.index", "sha256")
+
+
+def test_records_of_which_no_list_has_all(bucket: Bucket, records: Path, tmp_path: Path) -> None:
+    bucket.put("place/train-00001-of-00003.tfrecord", (records / "train-00001-of-00003.tfrecord").read_bytes())
+    bucket.remember()
+    bucket.upload(records, "place")
+    bucket.aim("GET", LISTS, *["late"] * 9)
+    target = tmp_path / "fetched"
+    assert fetch_folder(URL, target, show_nothing) == 5
+    bucket.aimed.clear()
+    assert all(path.read_bytes() == (records / path.name).read_bytes() for path in target.iterdir())
+    bucket.delete("place/train.index")
+    shutil.rmtree(target)
+    assert fetch_folder(URL, target, show_nothing) == len(list(records.iterdir())) - 1
+    assert len(RecordSource(target, "train")) == len(RecordSource(records, "train"))
+
+
+def test_a_fetch_that_is_killed_goes_on(bucket: Bucket, records: Path, tmp_path: Path) -> None:
+    bucket.upload(records, "place")
+    bucket.aim("GET", "train-00001", "stall", "stall")
+    target = tmp_path / "a"
+    command = [sys.executable, "-m", "gaudi_datasets", "fetch", "store", "--output_dir", str(target), "--url", URL]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    assert bucket.stalled.wait(600)
+    first.send_signal(signal.SIGKILL)
+    assert first.wait() == -signal.SIGKILL
+    assert not (target / "train.json").exists()
+    bucket.aimed.clear()
+    assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 0
+    assert bucket.count("GET", "train-00000") == 1
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == {
+        path.name: path.read_bytes() for path in records.iterdir()
+    }
 
 
 def test_the_command(bucket: Bucket, records: Path, tmp_path: Path) -> None:
@@ -144,3 +234,33 @@ def test_a_training_on_annotations_and_weights_at_urls(bucket: Bucket, scenes: P
     assert third.returncode == 0, third.stderr
     assert bucket.list("place/predictions/")
     assert not find_copy(f"{URL}/predictions", "outputs").exists()
+
+
+def test_an_export_into_a_store_is_read_there(bucket: Bucket, records: Path, tmp_path: Path) -> None:
+    program = str(Path(__file__).parents[2] / "packages/apps/tests/small_ssd.py")
+    usual = [sys.executable, program, "--data_dir", str(records), "--model_dir", f"{URL}/run", "--device", "cpu"]
+    first = subprocess.run([*usual, "-b", "4", "-s", "1", "--no_evaluate"], capture_output=True, text=True)
+    assert first.returncode == 0, first.stderr
+    formats = ["--mode", "export", "--export_format", "safetensors", "saved_model"]
+    for target in ([], ["--output_dir", f"{URL}/exports"]):
+        found = subprocess.run([*usual, *formats, *target], capture_output=True, text=True)
+        assert found.returncode == 0, found.stderr
+        assert SECRET not in found.stdout + found.stderr
+    exported = bucket.list("place/exports/")
+    assert {"saved_model/saved_model.pb", "saved_model/export.json"} <= exported
+    assert {f"export/{name}" for name in exported} <= bucket.list("place/run/")
+    assert not find_copy(f"{URL}/exports", "outputs").exists()
+    sums = []
+    for place in (f"{URL}/run", f"{URL}/exports/safetensors"):
+        weights, metadata = read_model(place, "tensorflow")
+        categories = RecordSource(records, "train").categories
+        assert metadata is not None
+        assert [one["name"] for one in metadata.classes] == [one.name for one in categories]
+        sums.append(sorted((name, float(np.abs(tensor).sum())) for name, tensor in weights.tensors.items()))
+    assert sums[0] == sums[1]
+    flags = ["--export", f"{URL}/exports/saved_model", "--server", "tensorflow_serving", "-o", str(tmp_path / "served")]
+    command = [sys.executable, "-m", "gaudi_apps.cli.run_commands", "layout", *flags]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    layout = tmp_path / "served" / "model" / "1"
+    assert (layout / "saved_model.pb").read_bytes() == bucket.get("place/exports/saved_model/saved_model.pb")

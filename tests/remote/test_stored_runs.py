@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.remote.conftest import BUCKET, SECRET, Bucket
+from tests.remote.conftest import BUCKET, FORMER, LISTS, SECRET, Bucket
 
 from gaudi_apps.training.checkpoint import BEST, CHECKPOINTS, CheckpointFolder, RunState
 from gaudi_apps.training.run_dir import RunFolder
@@ -66,6 +66,26 @@ def test_another_machine_has_what_it_needs(trained: Bucket) -> None:
     fetch_run(URL, "all")
     assert list_here() == [1, 2, 3]
     assert trained.count("GET", "history") == before
+
+
+def test_a_list_that_lags_behind_hides_no_run(trained: Bucket) -> None:
+    trained.client.create_bucket(Bucket=FORMER)
+    trained.aim("GET", LISTS, "late")
+    folder = fetch_run(URL, None, begins=True)
+    assert not trained.aimed
+    assert (list_here(), (folder / "history.jsonl").read_text()) == ([3], "rows up to 3\n")
+
+
+def test_files_that_are_gone_and_listed_still(trained: Bucket) -> None:
+    trained.remember()
+    trained.delete("run/history.jsonl")
+    trained.aim("GET", LISTS, "late")
+    assert not (fetch_run(URL, None) / "history.jsonl").exists()
+    for name in trained.list("run/"):
+        trained.delete(f"run/{name}")
+    shutil.rmtree(find_copy(URL))
+    trained.aim("GET", LISTS, *["late"] * 99)
+    assert fetch_run(URL, None, begins=True) == find_copy(URL)
 
 
 def test_the_store_keeps_as_many_as_it_is_told(bucket: Bucket) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.remote.conftest import BUCKET, SECRET, Bucket
+from tests.remote.conftest import BUCKET, LISTS, SECRET, Bucket
 
 from gaudi_datasets.errors import AccessError, DataError, GaudiError, MissingInputError, TransferError
 from gaudi_datasets.fetching.downloads import Patience
-from gaudi_datasets.fetching.uploads import StoreLock, WritableStore, hash_file, parse_holder
+from gaudi_datasets.fetching.uploads import StoreLock, WritableStore, parse_holder
+from gaudi_ops.files import hash_file
 
 URL = f"s3://{BUCKET}/folder"
 SOON = Patience(attempts=3, silent_seconds=1, first_wait_seconds=0.01)
@@ -79,6 +80,20 @@ def test_files_are_listed_and_removed(bucket: Bucket, store: WritableStore) -> N
     store.remove("a")
     store.remove("a")
     assert set(store.list_files()) == {"b/c"}
+
+
+def test_a_list_that_lags_behind_is_asked_for_again(bucket: Bucket, store: WritableStore) -> None:
+    bucket.remember()
+    store.write("a", b"text")
+    bucket.aim("GET", LISTS, "late")
+    assert store.list_files() == {}
+    bucket.aim("GET", LISTS, "late", "late")
+    assert set(store.list_files("a")) == {"a"}
+    bucket.aim("GET", LISTS, *["late"] * 3)
+    with pytest.raises(TransferError):
+        store.list_files("a")
+    bucket.aim("GET", LISTS, "late")
+    assert (store.find_file("a"), store.find_file("b"), store.find_file("")) == (store.list_files("a")["a"], None, None)
 
 
 @pytest.mark.parametrize("file", [1000, 2**24 + 1000], indirect=True)  # an empty one has no byte

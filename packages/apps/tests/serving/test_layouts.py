@@ -92,7 +92,7 @@ def export(tmp_path: Path) -> Path:
 def test_versions_and_models_lie_side_by_side(export: Path, tmp_path: Path) -> None:
     models = tmp_path / "models"
     for name, version in (("cells", 1), ("cells", 2), ("other", 1)):
-        write_layout(LayoutFlags(export, "tensorflow_serving", models, name=name, version=version))
+        write_layout(LayoutFlags(str(export), "tensorflow_serving", models, name=name, version=version))
     found = sorted(path.relative_to(models).as_posix() for path in models.rglob("*") if path.is_file())
     versions = ("cells/1", "cells/2", "other/1")
     files = ("saved_model.pb", "variables/variables.index")
@@ -101,20 +101,20 @@ def test_versions_and_models_lie_side_by_side(export: Path, tmp_path: Path) -> N
     assert {path.stat().st_mode & 0o777 for path in models.rglob("*") if path.is_dir()} == {0o755}
     assert {path.stat().st_mode & 0o777 for path in models.rglob("*") if path.is_file()} == {0o644}
     shutil.rmtree(models / "other")
-    write_layout(LayoutFlags(export, "tensorflow_serving", models, name="third"))
+    write_layout(LayoutFlags(str(export), "tensorflow_serving", models, name="third"))
     assert (models / "models.config").read_text() == make_serving_config(["cells", "third"])
     with pytest.raises(UnsafeError) as caught:
-        write_layout(LayoutFlags(export, "tensorflow_serving", models, name="cells", version=2))
+        write_layout(LayoutFlags(str(export), "tensorflow_serving", models, name="cells", version=2))
     assert caught.value.path == str(models / "cells" / "2")
 
 
 def test_a_configuration_of_another_model_stays(export: Path, tmp_path: Path) -> None:
     models = tmp_path / "models"
-    write_layout(LayoutFlags(export, "tensorflow_serving", models, name="cells"))
+    write_layout(LayoutFlags(str(export), "tensorflow_serving", models, name="cells"))
     config = models / "models.config"
     config.write_text(own := config.read_text().replace("/models/cells", "s3://cells"))
     with pytest.raises(UnsafeError) as caught:
-        write_layout(LayoutFlags(export, "tensorflow_serving", models, name="other"))
+        write_layout(LayoutFlags(str(export), "tensorflow_serving", models, name="other"))
     assert caught.value.path == str(config)
     assert config.read_text() == own
     assert not (models / "other" / "1").exists()
@@ -123,7 +123,7 @@ def test_a_configuration_of_another_model_stays(export: Path, tmp_path: Path) ->
 def test_what_stopped_before_the_version_is_done_again(
     export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = LayoutFlags(export, "tensorflow_serving", tmp_path / "models", name="cells")
+    flags = LayoutFlags(str(export), "tensorflow_serving", tmp_path / "models", name="cells")
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no space")
@@ -138,9 +138,9 @@ def test_what_stopped_before_the_version_is_done_again(
 
 
 def test_what_is_no_whole_export_is_refused(export: Path, tmp_path: Path) -> None:
-    flags = LayoutFlags(export, "tensorflow_serving", tmp_path / "models")
+    flags = LayoutFlags(str(export), "tensorflow_serving", tmp_path / "models")
     with pytest.raises(MissingInputError):
-        write_layout(LayoutFlags(tmp_path / "none", "triton", tmp_path / "models"))
+        write_layout(LayoutFlags(str(tmp_path / "none"), "triton", tmp_path / "models"))
     manifest = json.loads((export / "export.json").read_text())
     (export / "export.json").write_text(json.dumps(manifest | {"kind": "tflite-fp16"}))
     with pytest.raises(DataError) as caught:
@@ -176,7 +176,7 @@ def test_a_layout_runs_as_its_configuration_says(
     detector_exports: dict[Path, Any], noise_images: list[bytes], tmp_path: Path
 ) -> None:
     exports, models = next(iter(detector_exports)).parent, tmp_path / "models"
-    version, config = write_layout(LayoutFlags(exports / "onnx", "triton", models, name="cells", version=3))
+    version, config = write_layout(LayoutFlags(str(exports / "onnx"), "triton", models, name="cells", version=3))
     text = config.read_text()
     found = run_exported(OnnxModel(version / "model.onnx", decode_pixels, takes_floats=False), noise_images[:2])
     for name, values in found.items():
@@ -184,17 +184,17 @@ def test_a_layout_runs_as_its_configuration_says(
         assert f'name: "{name}"\n  data_type: TYPE_{kind}\n  dims: {list(values.shape[1:])}\n' in text
     assert 'name: "images"\n  data_type: TYPE_UINT8\n  dims: [-1, -1, 3]\n' in text
     assert (models / "cells" / "labels.txt").read_text() == "red\nblue\n"
-    write_layout(LayoutFlags(exports / "onnx", "triton", models, name="cells", version=4, max_batch=3))
+    write_layout(LayoutFlags(str(exports / "onnx"), "triton", models, name="cells", version=4, max_batch=3))
     with pytest.raises(UnsafeError) as caught:
-        write_layout(LayoutFlags(exports / "saved_model", "triton", models, name="cells", version=5))
+        write_layout(LayoutFlags(str(exports / "saved_model"), "triton", models, name="cells", version=5))
     assert caught.value.path == str(config)
 
-    version, config = write_layout(LayoutFlags(exports / "saved_model", "triton", models, name="saved"))
+    version, config = write_layout(LayoutFlags(str(exports / "saved_model"), "triton", models, name="saved"))
     outputs = SavedModel(version / "model.savedmodel").compute(noise_images[:2])
     text = config.read_text()
     assert {name for name in outputs if f'name: "{name}"' in text} == outputs.keys()
     assert 'name: "encoded"\n  data_type: TYPE_STRING\n  dims: [1]\n' in text
 
-    version, _ = write_layout(LayoutFlags(exports / "saved_model", "tensorflow_serving", tmp_path / "serving"))
+    version, _ = write_layout(LayoutFlags(str(exports / "saved_model"), "tensorflow_serving", tmp_path / "serving"))
     again = SavedModel(version).compute(noise_images[:2])
     np.testing.assert_array_equal(again["scores"], outputs["scores"])

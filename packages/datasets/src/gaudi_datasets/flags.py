@@ -43,7 +43,8 @@ _OF_CLASS = re.compile(r"^Error parsing (_?[A-Z]\w*|[\w.]*__tyro_\w*): ")
 _TOLD_BY_PLACE = re.compile(r"(\w+) \(required\)")
 _STRAY = re.compile(r"unknown argument '(.*?)'")
 _LONG_FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
-_OF_STORES = frozenset({"--annotations", "--output_dir", "--url", "--val_annotations"})  # that take URLs of stores
+# That take URLs of stores.
+_OF_STORES = frozenset({"--annotations", "--export", "--model_dir", "--output_dir", "--url", "--val_annotations"})
 _UNKNOWN_FLAG = re.compile(r"unknown flag (-+[\w-]+)")
 # Names that the flags of other libraries have, each with ours; the first that a program has is suggested.
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {

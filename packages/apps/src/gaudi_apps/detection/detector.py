@@ -163,7 +163,7 @@ class Detector:
             GaudiError: see `gaudi_apps.inference.predictor.read_trained`, or it is not a detector.
             WeightsError: the file is damaged, or of another model.
         """
-        return cls.open(read_model(Path(path), runtime), path)
+        return cls.open(read_model(path, runtime), path)
 
     @classmethod
     def open(cls, found: CheckedExport | Trained, path: str | os.PathLike[str]) -> Detector:

@@ -26,11 +26,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gaudi_apps.inference.addresses import Address, Source
-from gaudi_apps.inference.exported_models import CheckedExport, choose_export
+from gaudi_apps.inference.exported_models import FOLDER, CheckedExport, choose_export
 from gaudi_apps.inference.media import InputImage, Preprocessor, VideoWriter, make_batches, read_images
 from gaudi_apps.inference.visualizer import Image, write_image
 from gaudi_apps.runtime.errors import StopRequest
 from gaudi_apps.training.checkpoint import BEST, find_run_checkpoint, load_checkpoint
+from gaudi_apps.training.run_dir import fetch_weights
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.output_files import take_name, write_json
 from gaudi_datasets.program import count_things, make_console
@@ -415,12 +416,17 @@ class FileProgress:
 Trained: TypeAlias = tuple[WeightsFile, WeightsMetadata]
 
 
-def read_model(path: Path, runtime: RuntimeFlag) -> CheckedExport | Trained:
+def read_model(place: str | os.PathLike[str], runtime: RuntimeFlag) -> CheckedExport | Trained:
     """Read a trained network once: the export that a runtime is to run, see `find_export`, else the weights.
 
+    Args:
+        place: path or URL of a run, a checkpoint or an export.
+        runtime: that computes.
+
     Raises:
-        GaudiError, WeightsError: see `find_export` and `read_trained`.
+        GaudiError, WeightsError: see `fetch_weights`, `find_export` and `read_trained`.
     """
+    path = fetch_weights(place, *(() if runtime == "tensorflow" else (FOLDER,)))
     return find_export(path, runtime) or read_trained(path)
 
 

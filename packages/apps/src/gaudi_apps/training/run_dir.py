@@ -11,7 +11,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -295,24 +295,30 @@ class RunFolder:
             ) from None
 
 
-def fetch_weights(place: str) -> Path:
-    """Return a path of this machine as it is; fetch weights of a URL, of a run its best or newest checkpoint.
+def fetch_weights(place: str | os.PathLike[str], *folders: str) -> Path:
+    """Return a path of this machine as it is; fetch what weights are read of at a URL, and return its copy.
+
+    Args:
+        place: of a file, a checkpoint, an export or a run; of a run, its best or newest checkpoint is fetched.
+        folders: of a run that are fetched, too.
 
     Raises:
-        MissingInputError: there are none.
+        MissingInputError: there is nothing, or the run has no checkpoint.
         GaudiError: as by `gaudi_datasets.fetching.copies.fetch_copy`.
     """
-    if is_url(place):
-        names = WritableStore(place).list_files()
-        if RUN_FILE in names:
-            found = [
-                re.fullmatch(rf"(({CHECKPOINTS}|{BEST})/step-(\d{{8,}}))/{re.escape(MANIFEST)}", name) for name in names
-            ]
-            steps = sorted((match[2] == BEST, int(match[3]), match[1]) for match in found if match)
-            if not steps:
-                raise MissingInputError("has no checkpoint", path=place, remedy="train first, or give another run")
-            place = f"{place.rstrip('/')}/{steps[-1][2]}"
-    return fetch_copy(place)
+    if not is_url(place) or WritableStore(place).find_file(RUN_FILE) is None:
+        return fetch_copy(place)
+
+    def select(names: Collection[str]) -> set[str]:
+        manifest = rf"(({CHECKPOINTS}|{BEST})/step-(\d{{8,}}))/{re.escape(MANIFEST)}"
+        found = [match for name in names if (match := re.fullmatch(manifest, name))]
+        if not found:
+            raise MissingInputError("has no checkpoint", path=place, remedy="train first, or give another run")
+        chosen = max((match[2] == BEST, int(match[3]), match[1]) for match in found)[2]
+        starts = tuple(f"{folder}/" for folder in (chosen, *folders))
+        return {name for name in names if name == RUN_FILE or name.startswith(starts)}
+
+    return fetch_copy(place, select)
 
 
 def read_initial_weights(path: str) -> WeightsFile:

@@ -30,6 +30,7 @@ from gaudi_apps.training.checkpoint import (
 )
 from gaudi_apps.training.run_dir import LOCK
 from gaudi_datasets.errors import DataError, GaudiError, MissingInputError, UnsafeError
+from gaudi_datasets.fetching.copies import LAST_NAMES
 from gaudi_datasets.fetching.stores import find_copy, is_url, require_plain_url
 from gaudi_datasets.fetching.uploads import WritableStore
 from gaudi_datasets.output_files import write_json
@@ -153,17 +154,18 @@ class StoredRun:
 
     def find_stored(self, *, begins: bool) -> bool:
         """Look what the store has; return whether it has the run."""
-        self._files = self.store.list_files()
         self._stored_id = None
-        if RUN_FILE in self._files:
-            self._stored_id = self._read_id()
+        if self.store.find_file(RUN_FILE) is not None:  # asked for itself, because a list may lag behind
+            self._files, self._stored_id = self.store.list_files(RUN_FILE), self._read_id()
             return True
-        if (files := [name for name in self._files if name != LOCK]) and begins:
-            raise UnsafeError(
-                f"is there, but by {RUN_FILE} no run wrote it",
-                path=self.store.name(min(files)),
-                remedy="give another --model_dir",
-            )
+        self._files = self.store.list_files()
+        for name in sorted(self._files) if begins else ():
+            if name not in (LOCK, RUN_FILE) and self.store.find_file(name) is not None:
+                raise UnsafeError(
+                    f"is there, but by {RUN_FILE} no run wrote it",
+                    path=self.store.name(name),
+                    remedy="give another --model_dir",
+                )
         if not begins and not (self.folder / RUN_FILE).is_file():
             raise MissingInputError("holds no run", path=self.url, remedy="train first, or correct the URL")
         return False
@@ -191,7 +193,12 @@ class StoredRun:
                 is_same = before is not None and before[2] == there.stamp
                 if is_same or (not is_ahead and _is_dirty(path, before)):
                     continue
-            self.store.download(name, there.size, path)
+            try:
+                self.store.download(name, there.size, path)
+            except MissingInputError:
+                if name == RUN_FILE:
+                    raise
+                continue  # removed, and the list lags behind
             known[name] = [*_describe(path), there.stamp]
         self._write_state(known)
 
@@ -298,7 +305,7 @@ class StoredRun:
             self._write_state(known, is_whole=True)
 
     def _list_changed(self, known: Mapping[str, list[Any]]) -> list[str]:
-        """List files of the copy that the store has not as they are; the record of the run is the first."""
+        """List files of the copy that the store has not as they are: the record of the run first, manifests last."""
         found = [path.relative_to(self.folder) for path in self.folder.rglob("*") if path.is_file()]
         names = [
             path.as_posix()
@@ -307,7 +314,7 @@ class StoredRun:
             and not any(part.startswith(".unfinished") for part in path.parts)
         ]
         changed = [name for name in names if _is_dirty(self.folder / name, known.get(name))]
-        return sorted(changed, key=lambda name: (name != RUN_FILE, name))
+        return sorted(changed, key=lambda name: (name != RUN_FILE, name.rpartition("/")[2] in LAST_NAMES, name))
 
     def _send(self, name: str) -> None:
         path = self.folder / name

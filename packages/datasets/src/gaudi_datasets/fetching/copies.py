@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
-
-from gaudi_datasets.errors import DataError, GaudiError, MissingInputError, UnsafeError
+from gaudi_datasets.errors import DataError, GaudiError, MissingInputError, TransferError, UnsafeError
 from gaudi_datasets.fetching.stores import find_copy, is_url
-from gaudi_datasets.fetching.uploads import StoredFile, WritableStore
+from gaudi_datasets.fetching.uploads import WHOLE_BYTES, StoredFile, WritableStore
 from gaudi_datasets.output_files import write_json
-from gaudi_ops.files import hold_lock, open_regular_file, read_file, read_text
+from gaudi_ops.files import hash_file, hold_lock, read_file, read_text, write_file
 
 MOST_COPIES = 16
 """Copies of files and small folders that a machine keeps, those whose use is newest."""
 
-_LAST = "manifest.json"  # by which what lies beside it is known to be whole
+LAST_NAMES = frozenset({"manifest.json", "export.json"})
+"""Names of files by which what lies beside them is known to be whole, so that they are uploaded last."""
+
+_HEAD_BYTES = 256  # of a manifest, among them its format
 
 
-def fetch_copy(place: str | Path) -> Path:
+def fetch_copy(
+    place: str | os.PathLike[str], select: Callable[[Collection[str]], Collection[str]] | None = None
+) -> Path:
     """Return a path of this machine as it is; fetch the file or folder of a URL, and return the path of its copy.
 
     What did not change in the store since is not fetched again. A TensorFlow checkpoint has the beginning of a name.
+
+    Args:
+        place: path or URL.
+        select: chooses of the files of a folder those that are fetched; by default all are.
 
     Raises:
         MissingInputError: there is nothing of that name.
@@ -33,31 +42,55 @@ def fetch_copy(place: str | Path) -> Path:
     """
     if not is_url(place):
         return Path(place)
-    url = str(place).rstrip("/")
+    url = place.rstrip("/")
     cache = find_copy(url, "files")
     with hold_lock(cache.with_name(f"{cache.name}.lock")):
         store, files = _find_files(url)
         state_path = cache.with_name(f"{cache.name}.json")
+        if select is not None:
+            files = {name: files[name] for name in select(files)}
         known = _read_state(state_path, url)
+        for name in known.keys() - files.keys():
+            (cache / name).unlink(missing_ok=True)
         for name, file in files.items():
             if known.get(name) != list(file) or not (cache / name).is_file():
-                store.download(name, file.size, cache / name)
+                _download(store, name, file, cache / name)
         write_json(state_path, {"url": url, "files": {name: list(file) for name, file in files.items()}}, durable=False)
         _make_room(cache.parent, cache)
     return cache if store.url == url else cache / url.rpartition("/")[2]
 
 
 def _find_files(url: str) -> tuple[WritableStore, Mapping[str, StoredFile]]:
-    """Find the files of a folder, or a file or those that begin with its name in the folder above."""
-    store = WritableStore(url)
-    if files := store.list_files():
-        return store, files
+    """Find a file, all files of a folder, or those in the folder above that begin with a name."""
     parent, _, name = url.rpartition("/")
-    if not parent.endswith("/"):  # else it is a bucket
+    is_bucket = parent.endswith("/")
+    if not is_bucket:
         store = WritableStore(parent)
-        if files := store.list_named(name):
-            return store, files
+        if (file := store.find_file(name)) is not None:  # asked for itself, because a list may lag behind
+            return store, {name: file}
+    folder = WritableStore(url)
+    if files := folder.list_files():
+        return folder, files
+    if not is_bucket and (files := store.list_named(name)):
+        return store, files
     raise MissingInputError("there is no such file or folder in the store", path=url, remedy="correct the URL")
+
+
+def _download(store: WritableStore, name: str, file: StoredFile, target: Path) -> None:
+    """Fetch a file, once more if it was written again meanwhile, so that it is of one writing.
+
+    Raises:
+        TransferError: it was written again and again.
+    """
+    for _ in range(2):
+        store.download(name, file.size, target)
+        if file.size <= WHOLE_BYTES:  # fetched in one request
+            return
+        before, file = file, store.find_file(name) or file
+        if before == file:
+            return
+    target.unlink()
+    raise TransferError("is written while it is fetched", path=store.name(name), remedy="run it again later")
 
 
 def _read_state(path: Path, url: str) -> dict[str, Any]:
@@ -86,7 +119,7 @@ def upload_copy(url: str) -> None:
     folder, store = find_copy(url, "outputs"), WritableStore(url)
     found = [path for path in folder.rglob("*") if path.is_file()]
     try:
-        for path in sorted(found, key=lambda path: (path.name == _LAST, path)):
+        for path in sorted(found, key=lambda path: (path.name in LAST_NAMES, path)):
             store.upload(path.relative_to(folder).as_posix(), path)
     except GaudiError as error:
         error.remedy = f"{error.remedy}; the results are in {folder}"
@@ -95,46 +128,86 @@ def upload_copy(url: str) -> None:
 
 
 def fetch_folder(url: str, output_dir: Path, progress: Callable[[int, int], None]) -> int:
-    """Fetch all files below a URL into a folder, and compare records with the checksums of their manifests.
+    """Fetch all files below a URL into a folder; records and their index are compared with their manifests.
 
-    Files of the same size that are there already are not fetched again.
+    Files of the same size that are there already are not fetched again. A manifest is written once all that it tells of
+    is there, also where the store's list of files lags behind.
 
     Returns:
         how many files there are.
 
     Raises:
         UnsafeError: another file of such a name is there.
-        DataError: a shard is not that of its manifest.
+        DataError: a shard or an index is not that of its manifest.
         MissingInputError, AccessError, TransferError, FlagError, MissingExtraError: as by `Store`.
     """
-    from gaudi_datasets.records.manifests import MANIFEST_FORMAT, parse_manifest
+    from gaudi_datasets.records.manifests import list_described
 
     store, files = _find_files(url.rstrip("/"))
-    for number, (name, file) in enumerate(files.items()):
-        progress(number, len(files))
-        path = output_dir / name
-        if path.is_file() and path.stat().st_size != file.size:
-            raise UnsafeError("is there, and of another size than in the store", path=path, remedy="move it away")
-        if not path.is_file():
-            store.download(name, file.size, path)
-    progress(len(files), len(files))
-    for name in files:
-        path = output_dir / name
-        if path.suffix == ".json" and MANIFEST_FORMAT.encode() in read_file(path, limit=None)[:200]:
-            for shard, (_, checksum) in parse_manifest(json.loads(read_file(path)), str(path)).items():
-                if checksum != _checksum(path.with_name(shard)):
-                    raise DataError(
-                        f"has not the CRC-32C {checksum} of its manifest",
-                        path=path.with_name(shard),
-                        field="crc32c",
-                        remedy="remove it, and repeat the command to fetch it again",
-                    )
-    return len(files)
+    manifests = _read_manifests(store, files)
+    described = {}
+    for name, content in manifests.items():
+        folder = name.rpartition("/")[0]
+        rows = list_described(content, Path(name).stem, store.name(name))
+        described |= {f"{folder}/{each}" if folder else each: row for each, row in rows.items()}
+    wanted = {name: file for name, file in files.items() if name not in manifests}
+    wanted |= {name: StoredFile(row[0], "") for name, row in described.items() if name not in wanted}
+    count = len(manifests)
+    for number, (name, file) in enumerate(wanted.items()):
+        progress(number, len(wanted))
+        try:
+            _fetch_file(store, name, file, output_dir / name, described.get(name))
+            count += 1
+        except MissingInputError:
+            if name in files or described[name][1] != "sha256":  # the index, without which each record is looked up
+                raise
+    progress(len(wanted), len(wanted))
+    for name, content in manifests.items():
+        if (output_dir / name).is_file() and read_file(output_dir / name, limit=None) != content:
+            raise _make_other_error(output_dir / name)
+        write_file(output_dir / name, content)
+    return count
 
 
-def _checksum(path: Path) -> str:
-    checksum = 0
-    with open_regular_file(path) as file:
-        while piece := file.read(1 << 22):
-            checksum = google_crc32c.extend(checksum, piece)
-    return f"{checksum:08x}"
+def _read_manifests(store: WritableStore, files: Mapping[str, StoredFile]) -> dict[str, bytes]:
+    """Read the manifests of records among files, and those that a list lacks of records that are among them."""
+    from gaudi_datasets.records.manifests import MANIFEST_FORMAT
+    from gaudi_datasets.split_folders import SHARD_NAME
+
+    names = {name for name in files if name.endswith(".json")}
+    shards = [match for name in files if (match := SHARD_NAME.fullmatch(name))]
+    names |= {f"{match.string[: match.start('number') - 1]}.json" for match in shards}
+    manifests = {}
+    for name in sorted(names):
+        with contextlib.suppress(MissingInputError):
+            if MANIFEST_FORMAT.encode() in store.read(name, most=_HEAD_BYTES):
+                manifests[name] = store.read(name)
+    return manifests
+
+
+def _fetch_file(
+    store: WritableStore, name: str, file: StoredFile, path: Path, expected: tuple[int, str, str] | None
+) -> None:
+    """Fetch a file that is not here, once more if it is not that of a manifest; see `list_described`."""
+    from gaudi_datasets.records.tfrecords import checksum_file
+
+    is_here = path.is_file()
+    if is_here and path.stat().st_size != file.size:
+        raise _make_other_error(path)
+    for _ in range(1 if is_here else 2):
+        if not is_here:
+            _download(store, name, file, path)
+        if expected is None or expected[2] == (hash_file(path) if expected[1] == "sha256" else checksum_file(path)):
+            return
+        if not is_here:
+            path.unlink()
+    raise DataError(
+        f"has not the {expected[1]} {expected[2]} of its manifest",
+        path=path if is_here else store.name(name),
+        field=expected[1],
+        remedy="remove it, and repeat the command" if is_here else "it was replaced or is damaged: write it again",
+    )
+
+
+def _make_other_error(path: Path) -> UnsafeError:
+    return UnsafeError("is there, and another file than in the store", path=path, remedy="move it away")

@@ -142,8 +142,8 @@ class Store:
         """Return the URL of a file."""
         return f"{self.url}/{name}"
 
-    def read(self, name: str) -> bytes:
-        """Read a whole file of at most 256 MiB; one request, whose refusal tells why.
+    def read(self, name: str, *, most: int = _MOST_BYTES) -> bytes:
+        """Read a whole file of at most 256 MiB, or its first bytes; one request, whose refusal tells why.
 
         Raises:
             MissingInputError: it is not there, or its bucket is not.
@@ -154,7 +154,7 @@ class Store:
 
         def read(path: str) -> bytes:
             try:
-                content: bytes = self._files.cat_file(path, start=0, end=_MOST_BYTES)
+                content: bytes = self._files.cat_file(path, start=0, end=most)
                 return content
             except Exception as error:
                 if _find_reason(error) != "InvalidRange":

@@ -18,12 +18,14 @@ from typing import Any, NamedTuple
 
 from gaudi_datasets.errors import DataError, MissingInputError, TransferError
 from gaudi_datasets.fetching.stores import Store, cut_pieces
-from gaudi_ops.files import open_regular_file, read_file, write_atomically, write_file
+from gaudi_ops.files import hash_file, read_file, write_atomically, write_file
 
 LEASE_SECONDS = 60.0
 """How long a lock that is not renewed counts as held; its holder renews it four times meanwhile."""
 
-_WHOLE_BYTES = 2**24  # of a file that is read into memory to be sent: it may grow meanwhile
+WHOLE_BYTES = 2**24
+"""Of a file that is fetched in one request, and read into memory to be sent: it may be written again meanwhile."""
+
 _MOST_LOCK_BYTES = 2**16
 _STAMPS = ("ETag", "etag", "md5Hash", "LastModified", "updated", "created", "mtime")
 
@@ -38,11 +40,25 @@ class StoredFile(NamedTuple):
 class WritableStore(Store):
     """A folder in a store that is written to; see `Store`. All errors are those of `Store.read`."""
 
-    def list_files(self) -> dict[str, StoredFile]:
-        """List the files below the folder, by their names in it; a name that leads out of it is left out."""
-        self._files.invalidate_cache()
+    def list_files(self, known: str | None = None) -> dict[str, StoredFile]:
+        """List the files below the folder, by their names in it; a name that leads out of it is left out.
+
+        Args:
+            known: a file that is there, so that a list without it lags behind, and is asked for again.
+
+        Raises:
+            TransferError: it lags behind still, after all attempts.
+        """
+
+        def find(path: str) -> Mapping[str, Any]:
+            self._files.invalidate_cache()
+            files: Mapping[str, Any] = self._files.find(path.rstrip("/"), detail=True)
+            if known is not None and f"{path}{known}" not in files:
+                raise _LateListError
+            return files
+
         try:
-            found: Mapping[str, Any] = self._try("", lambda path: self._files.find(path.rstrip("/"), detail=True))
+            found = self._try("", find)
         except MissingInputError as error:
             if "NoSuchBucket" in str(error):
                 raise
@@ -55,6 +71,17 @@ class WritableStore(Store):
         found: Mapping[str, Any] = self._try("", lambda path: self._files.glob(f"{path}{name}*", detail=True))
         files = _describe_files(found, f"{self._root}/")
         return {each: file for each, file in files.items() if each == name or each.startswith(f"{name}.")}
+
+    def find_file(self, name: str) -> StoredFile | None:
+        """Return what is known of a file; None where there is none. A list may lag behind, and is not asked."""
+        self._files.invalidate_cache()
+        try:
+            found = self._try(name, lambda path: {path: self._files.info(path)})
+        except MissingInputError as error:
+            if "NoSuchBucket" in str(error):
+                raise
+            return None
+        return _describe_files(found, f"{self._root}/").get(name)
 
     def find_size(self, name: str) -> int:
         """Return the bytes of a file."""
@@ -82,7 +109,7 @@ class WritableStore(Store):
             DataError: it has another SHA-256.
         """
         target.parent.mkdir(parents=True, exist_ok=True)
-        if sha256 is None and size <= _WHOLE_BYTES:  # in one request, for another may be written meanwhile
+        if sha256 is None and size <= WHOLE_BYTES:  # in one request, for another may be written meanwhile
             write_file(target, self.read(name))
             return
         for _ in range(2):
@@ -107,7 +134,7 @@ class WritableStore(Store):
         """
         for _ in range(max(2, self._patience.attempts)):
             size = path.stat().st_size
-            if size <= _WHOLE_BYTES:
+            if size <= WHOLE_BYTES:
                 self.write(name, read_file(path))
                 return
             expected = hash_file(path)
@@ -171,6 +198,10 @@ class WritableStore(Store):
             self._try(name, lambda path: self._files.rm_file(path))
 
 
+class _LateListError(Exception):
+    """A list of files that lacks one that is there."""
+
+
 class _OtherContentError(Exception):
     """A file that is not the one that was expected, so that its draft is removed."""
 
@@ -190,15 +221,6 @@ def _is_plain(name: str) -> bool:
     """Return whether a name of a store is that of a file below a folder of this machine."""
     parts = name.split("/")
     return name.isprintable() and "\\" not in name and not any(part in ("", ".", "..") for part in parts)
-
-
-def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file of this machine, in hexadecimal."""
-    digest = hashlib.sha256()
-    with open_regular_file(path) as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 class StoreLock:

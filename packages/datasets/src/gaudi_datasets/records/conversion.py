@@ -42,7 +42,7 @@ from gaudi_datasets.records.manifests import (
     UNSEALED_VERSION,
     index_path,
 )
-from gaudi_datasets.records.tfrecords import encode_index, frame_parts
+from gaudi_datasets.records.tfrecords import checksum_file, encode_index, frame_parts
 from gaudi_ops.files import (
     open_regular_file,
     publish_file,
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
 
 _REFRESH_SECONDS = 0.5  # between two reports of what other processes have written
 _RECORDS_WORTH_A_PROCESS = 256  # to start one takes about as long as writing these
-_PIECE = 2**22  # bytes read at once
 _MOST_SHARDS = 1024  # or as many as there are examples; ImageNet's records have so many
 _PLAN = "plan.json"
 
@@ -137,14 +136,13 @@ def write_shards(
     write_all = functools.partial(_write_all, write, count, shards, staging, processes, progress)
 
     head = {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION, JOB_IDENTITY: identity, "split": split}
-    describe = functools.partial(_describe, {**head, **({DECODED: True} if decoded else {}), **manifest})
+    head |= {DECODED: True} if decoded else {}
+    describe = functools.partial(_describe, {**head, **manifest})
     if is_url(url):
         from gaudi_datasets.records.stored_conversion import write_shards_to_store
 
         names = [pattern.format(number) for number in range(shards)]
-        return write_shards_to_store(
-            str(url), split, staging, names, write_all, describe, identity, overwrite=overwrite
-        )
+        return write_shards_to_store(url, split, staging, names, write_all, describe, identity, overwrite=overwrite)
     with resumable_folder(staging):
         job, plan = staging / JOB, _read_plan(staging / _PLAN)
         if plan is not None and plan["manifest"][JOB_IDENTITY] == identity:
@@ -220,7 +218,7 @@ def _find_finished(output_dir: Path, split: str, identity: str) -> dict[str, Any
     if not all((output_dir / shard["name"]).is_file() for shard in manifest["shards"]):
         return None
     for shard in manifest["shards"]:
-        if _checksum_file(output_dir / shard["name"]) != shard["crc32c"]:
+        if checksum_file(output_dir / shard["name"]) != shard["crc32c"]:
             raise DataError(
                 "is not the file that its manifest tells of",
                 path=output_dir / shard["name"],
@@ -230,14 +228,6 @@ def _find_finished(output_dir: Path, split: str, identity: str) -> dict[str, Any
     if INDEX in manifest and not (index := index_path(output_dir, path.stem)).exists():
         write_file(index, encode_index([output_dir / shard["name"] for shard in manifest["shards"]]))
     return manifest
-
-
-def _checksum_file(path: Path) -> str:
-    checksum = 0
-    with open_regular_file(path) as file:
-        while piece := file.read(_PIECE):
-            checksum = google_crc32c.extend(checksum, piece)
-    return f"{checksum:08x}"
 
 
 def _records_to_replace(output_dir: Path, split: str, overwrite: bool) -> list[Path]:
@@ -368,7 +358,7 @@ def _read_note(path: Path, is_whole: Callable[[Mapping[str, Any]], bool] | None)
     """Read the note of a shard; None where it or the shard was changed since, which is written again then."""
 
     def is_here(shard: Mapping[str, Any]) -> bool:
-        return _checksum_file(path.with_name(shard["name"])) == shard["crc32c"]
+        return checksum_file(path.with_name(shard["name"])) == shard["crc32c"]
 
     try:
         noted = load_json(path)
@@ -440,7 +430,7 @@ def _list_changed(rows: Sequence[Mapping[str, Any]], staging: Path, output_dir: 
     for number, row in enumerate(rows):
         draft, published = staging / row["name"], output_dir / row["name"]
         path = draft if draft.exists() else published
-        if not path.is_file() or _checksum_file(path) != row["crc32c"]:
+        if not path.is_file() or checksum_file(path) != row["crc32c"]:
             changed.append(number)
     return changed
 

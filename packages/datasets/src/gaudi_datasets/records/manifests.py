@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gaudi_datasets.documents import Faults, require_seal
+from gaudi_datasets.documents import Faults, require_seal, shorten
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.records.tfrecords import INDEX_ROW_BYTES
+from gaudi_datasets.split_folders import SHARD_NAME
 
 MANIFEST_FORMAT = "gaudi-datasets records"
 MANIFEST_VERSION = 3
@@ -58,3 +60,41 @@ def parse_manifest(document: Any, path: str | Path) -> dict[str, tuple[int, str 
     )
     faults.raise_any()
     return dict(rows)
+
+
+def read_shards(content: bytes, split: str, path: str) -> tuple[dict[str, Any], dict[str, tuple[int, str]]]:
+    """Return a manifest, and size and CRC-32C of its shards by name, as others wrote it.
+
+    Raises:
+        DataError: it is not JSON, as by `parse_manifest`, or a name is that of no shard of the split, or leads
+            elsewhere.
+    """
+    try:
+        manifest: dict[str, Any] = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"is not JSON ({error})", path=path, remedy="copy it again") from None
+    shards = {}
+    for name, (size, checksum) in parse_manifest(manifest, path).items():
+        is_shard = SHARD_NAME.fullmatch(name) and name.startswith(f"{split}-") and "/" not in name
+        if not is_shard or not isinstance(checksum, str):
+            raise DataError(
+                f"names {shorten(name)} with the CRC-32C {shorten(checksum)}, which is no shard",
+                path=path,
+                field="shards",
+                remedy="convert the data again",
+            )
+        shards[name] = size, checksum
+    return manifest, shards
+
+
+def list_described(content: bytes, split: str, path: str) -> dict[str, tuple[int, str, str]]:
+    """List bytes, kind of hash, and this hash of shards ("crc32c") and index ("sha256") that a manifest tells of.
+
+    Raises:
+        DataError: as by `read_shards`.
+    """
+    manifest, shards = read_shards(content, split, path)
+    described = {name: (size, "crc32c", checksum) for name, (size, checksum) in shards.items()}
+    if (size := find_index_size(manifest)) is not None:
+        described[index_path(Path(), split).name] = size, "sha256", manifest[INDEX]
+    return described

@@ -21,8 +21,8 @@ from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import AccessError, DataError, FlagError, MissingInputError
 from gaudi_datasets.fetching.stores import DEFAULT_GB, Store, cut_pieces, find_cache, use_cache_dir
 from gaudi_datasets.program import ProgressLine
-from gaudi_datasets.records.manifests import INDEX, find_index_size, index_path, parse_manifest
-from gaudi_datasets.split_folders import SHARD_NAME, name_folders
+from gaudi_datasets.records.manifests import INDEX, find_index_size, index_path, read_shards
+from gaudi_datasets.split_folders import name_folders
 from gaudi_ops.errors import GaudiError
 from gaudi_ops.files import hold_lock, is_shared, read_file, read_text, share_lock, write_atomically, write_file
 from gaudi_ops.program import say
@@ -69,7 +69,7 @@ class RemoteRecords:
         self._folder, self.split, self._content = _find_manifest(self._store, split)
         self.url = self._store.name(self._folder).rstrip("/")
         path = f"{self.url}/{self.split}.json"
-        self.manifest, self._shards = _parse(self._content, self.split, path)
+        self.manifest, self._shards = read_shards(self._content, self.split, path)
         if kind is not None and self.manifest.get("kind") != kind:
             found = shorten(self.manifest.get("kind"))
             raise DataError(f"tells of {found} records; {kind} records are needed", path=path)
@@ -188,26 +188,6 @@ def _find_manifest(store: Store, split: str) -> tuple[str, str, bytes]:
     )
 
 
-def _parse(content: bytes, split: str, path: str) -> tuple[dict[str, Any], dict[str, tuple[int, str]]]:
-    """Return a manifest, and size and CRC-32C of its shards by name; a name that leads elsewhere is refused."""
-    try:
-        manifest: dict[str, Any] = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"is not JSON ({error})", path=path, remedy="copy it again") from None
-    shards = {}
-    for name, (size, checksum) in parse_manifest(manifest, path).items():
-        is_shard = SHARD_NAME.fullmatch(name) and name.startswith(f"{split}-") and "/" not in name
-        if not is_shard or not isinstance(checksum, str):
-            raise DataError(
-                f"names {shorten(name)} with the CRC-32C {shorten(checksum)}, which is no shard",
-                path=path,
-                field="shards",
-                remedy="convert the data again",
-            )
-        shards[name] = size, checksum
-    return manifest, shards
-
-
 def _make_room(cache: Path, needed: int, url: str) -> None:
     """Remove sets of records, those first whose use is longest ago, until there is room; those in use stay."""
     most = int(_most_gb * 1e9)
@@ -241,7 +221,7 @@ def _find_own_size(folder: Path) -> int | None:
         content, url = read_file(manifest), read_text(folder / _URL).rstrip("\n")
         if folder.is_symlink() or folder.name != _make_key(url, manifest.stem, content):
             return None
-        _, shards = _parse(content, manifest.stem, str(manifest))
+        _, shards = read_shards(content, manifest.stem, str(manifest))
     except (OSError, ValueError, GaudiError):
         return None
     return sum(size for size, _ in shards.values())

@@ -63,8 +63,8 @@ def write_shards_to_store(
     store = WritableStore(url)
     manifest_name, marker = f"{split}.json", f"{split}.unfinished.json"
     with resumable_folder(staging):
-        files, job = store.list_files(), staging / JOB
-        manifest = _read_manifest(store, manifest_name) if manifest_name in files else None
+        manifest, job = _read_manifest(store, manifest_name), staging / JOB
+        files = store.list_files(None if manifest is None else manifest_name)  # which may lag behind
         if manifest is not None and not overwrite and _is_finished(manifest, files, identity):
             return manifest
         if not job.exists() or read_text(job, errors="replace") != identity:
@@ -113,9 +113,13 @@ def _render(document: Mapping[str, Any]) -> bytes:
     return (json.dumps(document, indent=2) + "\n").encode()
 
 
-def _read_manifest(store: WritableStore, name: str) -> dict[str, Any]:
+def _read_manifest(store: WritableStore, name: str) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = json.loads(store.read(name))
+    except MissingInputError as error:
+        if "NoSuchBucket" in str(error):
+            raise
+        return None
     except (ValueError, RecursionError) as error:
         raise DataError(f"is not JSON ({error})", path=store.name(name), remedy="move it away") from None
     parse_manifest(found, store.name(name))
@@ -150,12 +154,13 @@ def _list_replaced(
     ours |= {index} if manifest is not None and INDEX in manifest else set()
     ours |= _read_unfinished(store, f"{split}.unfinished.json")
     there = {name for name in files if name == index or (name.startswith(f"{split}-") and "/" not in name)}
-    if strangers := there - ours:
-        raise UnsafeError(
-            "was not written by an earlier conversion that a manifest tells of, so it is not overwritten",
-            path=store.name(min(strangers)),
-            remedy="move it away",
-        )
+    for name in sorted(there - ours):
+        if store.find_file(name) is not None:  # else the list lags behind
+            raise UnsafeError(
+                "was not written by an earlier conversion that a manifest tells of, so it is not overwritten",
+                path=store.name(name),
+                remedy="move it away",
+            )
     return there & ours
 
 

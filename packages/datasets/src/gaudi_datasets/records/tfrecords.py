@@ -27,6 +27,7 @@ from gaudi_ops.files import open_regular_file
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 _HEADER_BYTES = _LENGTH.size + _CHECKSUM.size
+_PIECE = 2**22  # bytes read at once
 _MASK = 0xA282EAD8  # added to checksums, for they are of data that may hold checksums
 
 
@@ -182,6 +183,15 @@ def read_record(place: RecordPlace) -> bytes:
             remedy="convert or copy the file again",
         )
     return content
+
+
+def checksum_file(path: Path) -> str:
+    """Return the CRC-32C of a file of any size, in hexadecimal, as manifests have it."""
+    checksum = 0
+    with open_regular_file(path) as file:
+        while piece := file.read(_PIECE):
+            checksum = google_crc32c.extend(checksum, piece)
+    return f"{checksum:08x}"
 
 
 def _masked_checksum(content: bytes) -> bytes:

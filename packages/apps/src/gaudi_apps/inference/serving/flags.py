@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class ServeFlags:
     """Name what is served, where, and the limits of what clients may ask."""
 
-    model_dir: Annotated[Path, tyro.conf.arg(aliases=["-md"])]
-    """folder of a run, a checkpoint, or an export as safetensors"""
+    model_dir: Annotated[str, tyro.conf.arg(aliases=["-md"])]
+    """folder of a run, a checkpoint, or an export as safetensors; or its URL, such as s3://bucket/run"""
     host: str = "127.0.0.1"
     """address to listen on; 0.0.0.0: all of this machine, behind something that asks who calls"""
     port: int = 8080
@@ -73,8 +73,8 @@ class ServeFlags:
 class LayoutFlags:
     """Name which export is laid out for which server, and how."""
 
-    export: Path
-    """folder of an export: of saved_model for both servers, of onnx for Triton"""
+    export: str
+    """folder of an export, or its URL: of saved_model for both servers, of onnx for Triton"""
     server: Literal["tensorflow_serving", "triton"]
     """whose layout is written"""
     output_dir: Annotated[Path, tyro.conf.arg(aliases=["-o"])]

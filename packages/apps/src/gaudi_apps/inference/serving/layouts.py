@@ -25,6 +25,7 @@ from gaudi_apps.inference.exported_models import (
     refuse_file,
 )
 from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
+from gaudi_datasets.fetching.copies import fetch_copy
 from gaudi_ops.files import read_file, read_text, staging_folder, write_file
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def write_layout(flags: LayoutFlags) -> list[Path]:
         UnsafeError: the version is there already; the configuration that is there is of other inputs, outputs or
             classes, or was written by hand.
     """
-    manifest = _read_export(flags.export)
+    export = fetch_copy(flags.export)
+    manifest = _read_export(export)
     kind = str(manifest["kind"]).partition("-")[0]
     formats = {"tensorflow_serving": ("saved_model",), "triton": ("saved_model", "onnx")}[flags.server]
     if kind not in formats:
@@ -81,7 +83,7 @@ def write_layout(flags: LayoutFlags) -> list[Path]:
             path=flags.export,
             remedy=f"export it as {' or '.join(formats)}",
         )
-    files = _read_files(flags.export, manifest["sha256"])
+    files = _read_files(export, manifest["sha256"])
     model = flags.output_dir / flags.name
     version = model / str(flags.version)
     if os.path.lexists(version):
@@ -95,7 +97,7 @@ def write_layout(flags: LayoutFlags) -> list[Path]:
     else:
         read = _read_saved_model if kind == "saved_model" else _read_onnx
         batching = flags.max_batch or MAX_BATCH, MAX_DELAY_MS if flags.max_delay_ms is None else flags.max_delay_ms
-        config = make_triton_config(flags.name, kind, read(flags.export), *batching)
+        config = make_triton_config(flags.name, kind, read(export), *batching)
         if kind == "saved_model":
             files = {f"model.savedmodel/{name}": content for name, content in files.items()}
         classes = "".join(f"{' '.join(str(one['name']).split())}\n" for one in manifest["classes"])

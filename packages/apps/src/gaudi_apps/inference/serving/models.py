@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import re
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -189,7 +189,7 @@ class ServedModel(NamedTuple):
     @classmethod
     def load(
         cls,
-        path: Path,
+        path: str | os.PathLike[str],
         *,
         runtime: RuntimeFlag = "tensorflow",
         score_threshold: float | None = None,

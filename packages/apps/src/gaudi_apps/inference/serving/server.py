@@ -14,6 +14,7 @@ import signal
 import socket
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -119,7 +120,7 @@ class PageHandler(BaseHandler):
         nonce, model = secrets.token_urlsafe(16), self.state.model
         self.set_header("Content-Security-Policy", POLICY.format(nonce))
         template = jinja2.Environment(autoescape=True).from_string(_read_template("page.html.j2"))
-        name = self.state.flags.model_dir.resolve().name.encode(errors="replace").decode()
+        name = Path(self.state.flags.model_dir).resolve().name.encode(errors="replace").decode()
         flags, kind = self.state.flags, None if model is None else model.kind
         limits = {"megabytes": f"{flags.max_megabytes:g}", "megapixels": f"{flags.max_megapixels:g}"}
         threshold = SCORE_THRESHOLD if flags.score_threshold is None else flags.score_threshold
