@@ -29,7 +29,7 @@ class Bucket:
 
     Attributes:
         faults: one for each of the next requests: "503", "403", "expired", "cut", "stall", "damage" and "spoil"
-            (of what is received or sent), "late" (a list of files as it was when `remember` was called), or "" for none.
+            (of what is received or sent), "late" (a list of files as it was at `remember`), or "" for none.
         moto: host and port of the server behind the proxy.
         client: of the server, past the proxy.
         aimed: faults of requests of a method whose paths have a part.

@@ -114,7 +114,7 @@ def test_what_is_gone_and_listed_still_is_nobodys(bucket: Bucket, scenes: Path, 
     require_equal(bucket, records)
 
 
-@pytest.mark.parametrize("meanwhile", ["nothing", "another machine", "a part of the index is spoilt"])
+@pytest.mark.parametrize("meanwhile", ["nothing", "other machine", "spoilt index"])
 def test_a_killed_conversion_goes_on(
     bucket: Bucket, scenes: Path, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
@@ -125,10 +125,10 @@ def test_a_killed_conversion_goes_on(
     assert first.wait() == -signal.SIGKILL
     bucket.aimed.clear()
     assert "train.json" not in bucket.list("made/")
-    if meanwhile == "a part of the index is spoilt":
+    if meanwhile == "spoilt index":
         (part,) = (tmp_path / "cache").rglob("train-00000*.index")
         part.write_bytes(bytes(part.stat().st_size))
-    if meanwhile == "another machine":
+    if meanwhile == "other machine":
         monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "other"))
     before = bucket.count("PUT", "train-00000")
     assert before == 1

@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gaudi_datasets.sampling import (
+    READ_AHEAD,
     REPEAT,
     InputOptions,
     SampleOrder,
@@ -15,6 +16,7 @@ from gaudi_datasets.sampling import (
     count_repeated,
     find_repeat_factors,
     image_generator,
+    reading_ahead,
     shard_indices,
     synthetic_image_ids,
 )
@@ -165,3 +167,28 @@ def test_balanced_classes_count_alike_and_objects_as_before() -> None:
     np.testing.assert_allclose(weights, [1, 10 / 18, 10 / 9, 1, 10 / 3, 1], rtol=1e-6)
     assert weights[labels].mean() == pytest.approx(1)
     np.testing.assert_array_equal(balance_classes(labels[:0], 2), [1, 1, 1])
+
+
+def test_a_source_is_told_of_the_images_of_the_next_steps() -> None:
+    told: list[int] = []
+    options = InputOptions(batch_size=100)
+    order = SampleOrder(1000, options, expect=lambda indices: told.extend(indices.tolist()))
+    expected = SampleOrder(1000, options)
+
+    def list_images(*steps: int) -> list[int]:
+        return [index for step in steps for index in expected.at_step(step)[0].tolist()]
+
+    for step, announced in ((5, (5, 6, 7, 8)), (6, (9,)), (7, (10,)), (2, (2, 3, 4, 5))):
+        told.clear()
+        assert np.array_equal(order.at_step(step)[0], expected.at_step(step)[0])
+        assert told == list_images(*announced)
+
+
+def test_a_source_is_told_of_each_image_of_an_evaluation_once() -> None:
+    told: list[int] = []
+    positions = np.arange(0, 2 * READ_AHEAD + 20, 2)
+    read = reading_ahead(lambda index: -index, lambda indices: told.extend(indices.tolist()), positions)
+    for number, index in enumerate(positions.tolist()):
+        assert read(index) == -index
+        assert told == positions[: number + READ_AHEAD + 1].tolist()
+    assert reading_ahead(abs, None, positions) is abs

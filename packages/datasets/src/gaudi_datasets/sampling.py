@@ -7,10 +7,14 @@ may stop and go on at any step without reading what came before, on any number o
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+Example = TypeVar("Example")
 
 PADDING_ID = -1
 # Epochs are below it. What is drawn for the j-th repeat of an image within an epoch is that of epoch + j * REPEAT.
@@ -52,6 +56,40 @@ class InputOptions:
     cache_encoded: bool = False
 
 
+Expect = Callable[[npt.NDArray[np.int64]], None]
+"""Is told images that will be read, int64 [n], in their order."""
+
+READ_AHEAD = 256
+"""Images that a source is told of before they are read, at least: at 50 ms each, so many are on their way."""
+
+
+def find_expect(source: object) -> Expect | None:
+    """Return what a source is told by which images will be read; None where it has no use for that."""
+    expect: Expect | None = getattr(source, "expect", None)
+    return expect
+
+
+def reading_ahead(
+    read: Callable[[int], Example], expect: Expect | None, positions: npt.NDArray[np.int64]
+) -> Callable[[int], Example]:
+    """Return the `read` of a source for images, int64 [n], that are read about in this order, each once.
+
+    `expect` is that of the source, see `find_expect`.
+    """
+    if expect is None:
+        return read
+    following = dict(zip(positions[:-READ_AHEAD].tolist(), positions[READ_AHEAD:], strict=True))
+
+    def read_and_tell(index: int) -> Example:
+        if index == positions[0]:
+            expect(positions[:READ_AHEAD])
+        if index in following:
+            expect(following[index][None])
+        return read(index)
+
+    return read_and_tell
+
+
 class SampleOrder:
     """Which images a step trains on: one endless sequence of epochs, each a permutation of all images.
 
@@ -63,17 +101,24 @@ class SampleOrder:
         options: batch size, ranks and seed.
         repeat_factors: float [num_images] of at least 1, how often an image is in an epoch; None: once. A fraction is
             rounded up in its share of the epochs, so that all epochs are equally long.
+        expect: is told the images of the next steps; see `find_expect`.
 
     Attributes:
         num_images: in an epoch.
     """
 
     def __init__(
-        self, num_images: int, options: InputOptions, repeat_factors: npt.NDArray[np.float64] | None = None
+        self,
+        num_images: int,
+        options: InputOptions,
+        repeat_factors: npt.NDArray[np.float64] | None = None,
+        *,
+        expect: Expect | None = None,
     ) -> None:
         self.num_images = num_images if repeat_factors is None else count_repeated(repeat_factors)
         self._options, self._repeat_factors = options, repeat_factors
         self._permutation = functools.lru_cache(maxsize=2)(self._permute)
+        self._expect, self._steps_ahead, self._last = expect, -(-READ_AHEAD // options.batch_size), -2
 
     def _permute(self, epoch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the images of an epoch in their order, and which repeat each is: int64 [num_images] each."""
@@ -92,6 +137,14 @@ class SampleOrder:
 
         The epoch of a repeat is raised by multiples of `REPEAT`, so that each repeat is augmented by draws of its own.
         """
+        if self._expect is not None:
+            first = step if step != self._last + 1 else step + self._steps_ahead
+            for each in range(first, step + self._steps_ahead + 1):
+                self._expect(self._find(each)[0])
+            self._last = step
+        return self._find(step)
+
+    def _find(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         batch = self._options.batch_size
         first = (step * self._options.size + self._options.rank) * batch
         epochs, positions = np.divmod(np.arange(first, first + batch), self.num_images)

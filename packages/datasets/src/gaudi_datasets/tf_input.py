@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from gaudi_datasets.classification.examples import ClassificationSource
 from gaudi_datasets.detection.sources import DetectionSource
-from gaudi_datasets.errors import DataError
+from gaudi_datasets.errors import AccessError, DataError, MissingInputError, TransferError
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, shard_indices
 
 _UNDECODABLE = "an image of the records cannot be decoded"
@@ -28,9 +28,16 @@ def read_batches(
 
     Raises:
         DataError: a record is damaged, or an image cannot be decoded.
+        AccessError, TransferError, MissingInputError: a record is in a store alone, which does not give it.
     """
     try:
         yield from dataset
+    except tf.errors.UnknownError as error:
+        kinds = {kind.__name__: kind for kind in (AccessError, TransferError, MissingInputError)}
+        ours = re.search(rf"({'|'.join(kinds)}): (.*)", error.message)
+        if ours is None:
+            raise
+        raise kinds[ours[1]](ours[2]) from None
     except tf.errors.InvalidArgumentError as error:
         # Of an exception within tf.data only class name and message come out, after the name of a node.
         ours = re.search(r"(?:DataError|BadImageError): (.*)", error.message)

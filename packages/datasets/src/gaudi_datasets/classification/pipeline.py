@@ -26,7 +26,15 @@ from gaudi_datasets.classification.augmentation import (
     draw_colors,
 )
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
-from gaudi_datasets.sampling import InputOptions, SampleOrder, image_generator, synthetic_image_ids
+from gaudi_datasets.sampling import (
+    InputOptions,
+    SampleOrder,
+    find_expect,
+    image_generator,
+    reading_ahead,
+    shard_indices,
+    synthetic_image_ids,
+)
 from gaudi_datasets.tf_input import call_python, evaluation_batches, threading_options
 
 # Of ImageNet, RGB, for values in 0..255; the originals subtract them and divide by nothing.
@@ -54,7 +62,7 @@ def train_dataset(
         tf.data.Dataset of dicts: ``images`` [batch, side, side, 3], RGB in 0..255 minus `MEAN_RGB`; ``labels`` int32
         [batch], 0 for the first class; ``image_ids`` int64 [batch].
     """
-    order = SampleOrder(len(source), options)
+    order = SampleOrder(len(source), options, expect=find_expect(source))
     read_example = functools.cache(source.read) if options.cache_encoded else source.read
 
     @tf.autograph.experimental.do_not_convert
@@ -98,9 +106,11 @@ def eval_dataset(source: ClassificationSource, options: InputOptions, *, num_ima
         -1 and whose label is 0.
     """
     count = len(source) if num_images is None else min(num_images, len(source))
+    positions = shard_indices(count, options)
+    read_example = reading_ahead(source.read, find_expect(source), positions[positions < count])
 
     def read(index: int) -> tuple[Any, ...]:
-        example = source.read(int(index))
+        example = read_example(int(index))
         size = np.array([[example.height, example.width]], np.int32)
         decodings = _choose_decodings([example], size, resized_side(options.image_size), aligned=True)
         return example.encoded, decodings[0], np.int32(example.label), np.int64(example.image_id)

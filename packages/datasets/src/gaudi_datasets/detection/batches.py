@@ -25,7 +25,7 @@ from gaudi_datasets.detection.samples import Tile, draw_sample, make_synthetic_b
 from gaudi_datasets.detection.sources import DetectionSource, name_place
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.image_files import check_image
-from gaudi_datasets.sampling import PADDING_ID, InputOptions, SampleOrder, shard_indices
+from gaudi_datasets.sampling import PADDING_ID, InputOptions, SampleOrder, find_expect, reading_ahead, shard_indices
 from gaudi_ops import SSD300, DefaultBoxSpec
 
 Batch = dict[str, npt.NDArray[Any]]
@@ -56,7 +56,7 @@ def train_batches(
     Raises:
         DataError: a record is damaged, or an image cannot be decoded.
     """
-    order = SampleOrder(len(source), options)
+    order = SampleOrder(len(source), options, expect=find_expect(source))
     read = functools.cache(source.read) if options.cache_encoded else source.read
 
     def load(index: int, epoch: int, batch: Batch, row: int) -> None:
@@ -95,12 +95,14 @@ def eval_batches(
         DataError: a record is damaged, or an image cannot be decoded.
     """
     count = len(source) if num_images is None else min(num_images, len(source))
+    positions = shard_indices(count, options)
+    read = reading_ahead(source.read, find_expect(source), positions[positions < count])
 
     def load(position: int, batch: Batch, row: int) -> None:
         if position >= count:
             batch["images"][row], batch["image_ids"][row], batch["sizes"][row] = 0, PADDING_ID, 0
             return
-        example = source.read(position)
+        example = read(position)
         image = prepare_image(example.encoded, name_place(source, position, example), options.image_size)
         _put_image(batch["images"][row], image, layout)
         batch["image_ids"][row], batch["sizes"][row] = example.image_id, (example.height, example.width)
@@ -110,7 +112,7 @@ def eval_batches(
         "image_ids": ((), np.int64),
         "sizes": ((2,), np.int32),
     }
-    steps = shard_indices(count, options).reshape(-1, options.batch_size, 1).tolist()
+    steps = positions.reshape(-1, options.batch_size, 1).tolist()
     return _make_batches(steps, load, shapes, options)
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
 from gaudi_datasets.detection.samples import Tile, draw_sample, make_synthetic_batch
 from gaudi_datasets.detection.sources import DetectionSource, name_place
-from gaudi_datasets.sampling import InputOptions, SampleOrder
+from gaudi_datasets.sampling import InputOptions, SampleOrder, find_expect, reading_ahead, shard_indices
 from gaudi_datasets.tf_input import call_python, decode_image, decode_window, evaluation_batches, threading_options
 from gaudi_ops import SSD300, DefaultBoxSpec
 
@@ -38,7 +38,7 @@ def train_dataset(
         tf.data.Dataset of dicts: ``images`` [batch, side, side, 3] normalised, ``classes`` int32 [batch, boxes],
         ``offsets`` float32 [batch, boxes, 4], ``num_matched`` int32 [batch], ``image_ids`` int64 [batch].
     """
-    order = SampleOrder(len(source), options, repeat_factors)
+    order = SampleOrder(len(source), options, repeat_factors, expect=find_expect(source))
     read_example = functools.cache(source.read) if options.cache_encoded else source.read
     types = [tf.float32, tf.int32, tf.float32, tf.int32, tf.int64]
     size = options.image_size
@@ -82,9 +82,11 @@ def eval_dataset(source: DetectionSource, options: InputOptions, *, num_images: 
         is filled up with images of zeros and id -1.
     """
     count = len(source) if num_images is None else min(num_images, len(source))
+    positions = shard_indices(count, options)
+    read_example = reading_ahead(source.read, find_expect(source), positions[positions < count])
 
     def read(index: int) -> tuple[Any, ...]:
-        example = source.read(int(index))
+        example = read_example(int(index))
         return example.encoded, np.array([example.height, example.width], np.int32), np.int64(example.image_id)
 
     def load(index: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import EncodedImage, check_image, read_content, read_head, stat_image
 from gaudi_datasets.layouts.file_checksums import find_checksums, require_checksum
 from gaudi_datasets.records.record_sets import RecordSet
+from gaudi_datasets.sampling import find_expect, reading_ahead
 
 __all__ = ["CocoSource", "DetectionExample", "DetectionSource", "RecordSource", "ground_truth"]
 
@@ -65,9 +66,9 @@ def read_labels(source: DetectionSource) -> tuple[npt.NDArray[np.int64], npt.NDA
     """
     if isinstance(source, CocoSource):
         return source.list_labels()
-    labels = []
+    labels, read = [], reading_ahead(source.read, find_expect(source), np.arange(len(source)))
     for index in range(len(source)):
-        example = source.read(index)
+        example = read(index)
         labels.append(example.labels[~example.is_crowd])
     images = np.repeat(np.arange(len(labels)), [len(each) for each in labels])
     return images, np.concatenate(labels).astype(np.int32)

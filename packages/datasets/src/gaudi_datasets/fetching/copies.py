@@ -145,7 +145,7 @@ def fetch_folder(url: str, output_dir: Path, progress: Callable[[int, int], None
 
     store, files = _find_files(url.rstrip("/"))
     manifests = _read_manifests(store, files)
-    described = {}
+    described: dict[str, tuple[int, str, str]] = {}
     for name, content in manifests.items():
         folder = name.rpartition("/")[0]
         rows = list_described(content, Path(name).stem, store.name(name))
@@ -186,25 +186,26 @@ def _read_manifests(store: WritableStore, files: Mapping[str, StoredFile]) -> di
 
 
 def _fetch_file(
-    store: WritableStore, name: str, file: StoredFile, path: Path, expected: tuple[int, str, str] | None
+    store: WritableStore, name: str, file: StoredFile, path: Path, described: tuple[int, str, str] | None
 ) -> None:
     """Fetch a file that is not here, once more if it is not that of a manifest; see `list_described`."""
     from gaudi_datasets.records.tfrecords import checksum_file
 
+    kind, expected = ("", None) if described is None else described[1:]
     is_here = path.is_file()
     if is_here and path.stat().st_size != file.size:
         raise _make_other_error(path)
     for _ in range(1 if is_here else 2):
         if not is_here:
             _download(store, name, file, path)
-        if expected is None or expected[2] == (hash_file(path) if expected[1] == "sha256" else checksum_file(path)):
+        if expected is None or expected == (hash_file(path) if kind == "sha256" else checksum_file(path)):
             return
         if not is_here:
             path.unlink()
     raise DataError(
-        f"has not the {expected[1]} {expected[2]} of its manifest",
+        f"has not the {kind} {expected} of its manifest",
         path=path if is_here else store.name(name),
-        field=expected[1],
+        field=kind,
         remedy="remove it, and repeat the command" if is_here else "it was replaced or is damaged: write it again",
     )
 

@@ -171,7 +171,7 @@ class Store:
                 while True:
                     with contextlib.suppress(StopIteration):
                         while len(ahead) < _AT_ONCE:
-                            ahead.append(pool.submit(self._read_piece, next(left)))
+                            ahead.append(pool.submit(self.read_piece, next(left)))
                     if not ahead:
                         return
                     yield ahead.popleft().result()
@@ -179,8 +179,11 @@ class Store:
                 for future in ahead:
                     future.cancel()
 
-    def _read_piece(self, piece: Piece) -> bytes:
+    def read_piece(self, piece: Piece) -> bytes:
+        """Read one piece, which may be empty. Errors are those of `read`."""
         name, start, end = piece
+        if start == end:  # which a store cannot tell from the rest of a file
+            return b""
 
         def read(path: str) -> bytes:
             content: bytes = self._files.cat_file(path, start=start, end=end)

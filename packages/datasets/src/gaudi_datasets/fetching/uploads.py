@@ -27,6 +27,7 @@ WHOLE_BYTES = 2**24
 """Of a file that is fetched in one request, and read into memory to be sent: it may be written again meanwhile."""
 
 _MOST_LOCK_BYTES = 2**16
+_SCHEMES_OF_FOLDERS = ("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs")  # a bucket has none
 _STAMPS = ("ETag", "etag", "md5Hash", "LastModified", "updated", "created", "mtime")
 
 
@@ -139,7 +140,7 @@ class WritableStore(Store):
                 return
             expected = hash_file(path)
             try:
-                self._try(name, lambda where: self._files.put_file(str(path), where))
+                self._send(name, lambda where: self._files.put_file(str(path), where))
             except MissingInputError:
                 if not path.exists():
                     raise FileNotFoundError(str(path)) from None
@@ -152,11 +153,21 @@ class WritableStore(Store):
     def write(self, name: str, content: bytes) -> None:
         """Send a file that is in memory, and compare what is there then with it."""
         for _ in range(max(2, self._patience.attempts)):
-            self._try(name, lambda where: self._files.pipe_file(where, content))
+            self._send(name, lambda where: self._files.pipe_file(where, content))
             with contextlib.suppress(DataError):
                 if self.read(name) == content:
                     return
         raise self._make_damage_error(name)
+
+    def _send(self, name: str, send: Callable[[str], None]) -> None:
+        """Call something with the path of a file, see `Store`, in a folder that is made where stores have any."""
+
+        def make_folder_and_send(where: str) -> None:
+            if self.url.partition(":")[0] in _SCHEMES_OF_FOLDERS:
+                self._files.makedirs(where.rpartition("/")[0], exist_ok=True)
+            send(where)
+
+        self._try(name, make_folder_and_send)
 
     def _make_damage_error(self, name: str) -> TransferError:
         return TransferError(
@@ -184,7 +195,7 @@ class WritableStore(Store):
                 self._files.pipe_file(where, content)
 
         try:
-            self._try(name, send)
+            self._send(name, send)
         except FileExistsError:
             # Ours, too, where an earlier attempt arrived, and its answer did not.
             with contextlib.suppress(MissingInputError):

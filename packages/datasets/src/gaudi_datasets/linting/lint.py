@@ -29,6 +29,7 @@ from gaudi_datasets.linting.rules import (
     count_labels,
     find_box_faults,
 )
+from gaudi_datasets.sampling import find_expect, reading_ahead
 from gaudi_ops.files import read_file
 
 
@@ -120,9 +121,11 @@ def listed_files(files: FileList) -> ImageSet:
 
 def record_images(source: DetectionSource | ClassificationSource) -> ImageSet:
     """Return the images in records, which tell their sizes; those of another's records may tell 0 for unknown."""
+    read_any: Any = source.read
+    read_example = reading_ahead(read_any, find_expect(source), np.arange(len(source)))
 
     def read(index: int) -> StoredImage:
-        example = source.read(index)
+        example = read_example(index)
         size = (example.height, example.width)
         return example.encoded, example.file_name, size if all(size) else None
 
@@ -161,9 +164,10 @@ def labels_of_records(source: ClassificationSource) -> list[int]:
 
 def _read_whole(source: Any) -> Iterator[Any]:
     """Yield the examples that can be read."""
+    read = reading_ahead(source.read, find_expect(source), np.arange(len(source)))
     for index in range(len(source)):
         try:
-            example = source.read(index)
+            example = read(index)
         except DataError:
             continue
         yield example

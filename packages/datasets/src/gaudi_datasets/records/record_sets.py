@@ -26,6 +26,7 @@ from gaudi_datasets.records.manifests import (
     index_path,
     parse_manifest,
 )
+from gaudi_datasets.records.ranged_reader import RangedReader
 from gaudi_datasets.records.remote_records import RemoteRecords
 from gaudi_datasets.records.tfrecords import (
     ExampleFeatures,
@@ -78,15 +79,21 @@ class RecordSet:
     """
 
     def __init__(self, data_dir: str | Path, split: str, *, kind: RecordKind) -> None:
+        self._reader: RangedReader | None = None  # of shards that are in a store alone
         if is_url(data_dir):
             remote = RemoteRecords(str(data_dir), split, kind=kind)
             folder, split, self.name = remote.fetch(), remote.split, f"{remote.url}:{remote.split}"
+            self._reader = remote.open_reader(folder)
         else:
             folder, split = locate_records(Path(data_dir), split)
             self.name = f"{folder}:{split}"
-        self.paths = _find_shards(folder, split)
         self.manifest_path = folder / f"{split}.json"
-        self.manifest = read_manifest(self.manifest_path, self.paths)
+        self.manifest: dict[str, Any] | None
+        if self._reader is not None:
+            self.manifest, self.paths = remote.manifest, [folder / name for name in remote.shards]
+        else:
+            self.paths = _find_shards(folder, split)
+            self.manifest = read_manifest(self.manifest_path, self.paths)
         if self.manifest is not None and self.manifest["kind"] != kind:
             raise DataError(
                 f"tells of {self.manifest['kind']} records; {kind} records are needed", path=self.manifest_path
@@ -96,10 +103,14 @@ class RecordSet:
         if self.manifest is not None and indexed is not None:
             self._places = _order_records(indexed)
             self._checksums = {row["name"]: str(row.get("crc32c")) for row in self.manifest["shards"]}
+        elif self._reader is not None:
+            fault = "is damaged, and without it records have to be in the cache"
+            raise DataError(fault, path=index_path(folder, split), field=INDEX, remedy=f"remove {folder}")
         else:
             self._places, checksums = _index_shards(self.paths)
             self._checksums = {path.name: f"{one:08x}" for path, one in zip(self.paths, checksums, strict=True)}
-        self.former_fingerprint = _hash([(path.name, path.stat().st_size) for path in self.paths])
+        self._sizes = _find_sizes(self.manifest, self.paths)
+        self.former_fingerprint = _hash([*self._sizes.items()])
         self.fingerprint = _hash([self.former_fingerprint, self._checksums])
         self.is_decoded = self.manifest is not None and self.manifest.get(DECODED) is True
         self.unchecked = "no manifest tells which shards and classes these are"
@@ -125,7 +136,7 @@ class RecordSet:
     def list_files(self) -> dict[str, str]:
         """Return what is known of each shard by file name: its row of the manifest, or its size and its checksum."""
         shards = {} if self.manifest is None else {row["name"]: row for row in self.manifest["shards"]}
-        sizes = {path.name: f"{path.stat().st_size} {self._checksums[path.name]}" for path in self.paths}
+        sizes = {name: f"{size} {self._checksums[name]}" for name, size in self._sizes.items()}
         return {name: str(shards.get(name, size)) for name, size in sizes.items()}
 
     def keep(self, rows: npt.NDArray[np.int64]) -> None:
@@ -144,10 +155,21 @@ class RecordSet:
 
         Raises:
             DataError: it is damaged.
+            AccessError, TransferError, MissingInputError: it is in a store alone, which does not give it.
         """
-        shard, *place_in_shard = self._places[index].tolist()
-        place = RecordPlace(self.paths[shard], *place_in_shard)
+        place = self._look_up(index)
+        if self._reader is not None and place.path.name in self._reader.names:
+            return place, self._reader.read(place)
         return place, read_record(place)
+
+    def expect(self, indices: npt.NDArray[np.int64]) -> None:
+        """Begin to read records that will be asked for, int64 [n], in this order, where they are in a store alone."""
+        if self._reader is not None:
+            self._reader.expect(map(self._look_up, indices.tolist()))
+
+    def _look_up(self, index: int) -> RecordPlace:
+        shard, *place_in_shard = self._places[index].tolist()
+        return RecordPlace(self.paths[shard], *place_in_shard)
 
 
 def has_records(data_dir: str | Path, split: str) -> bool:
@@ -267,6 +289,14 @@ def read_manifest(path: Path, shards: Sequence[Path]) -> dict[str, Any] | None:
     return manifest
 
 
+def _find_sizes(manifest: Mapping[str, Any] | None, shards: Sequence[Path]) -> dict[str, int]:
+    """Return the bytes of each shard by its name: what the manifest tells, which was compared, or what is there."""
+    if manifest is None:
+        return {shard.name: shard.stat().st_size for shard in shards}
+    told = {row["name"]: int(row["bytes"]) for row in manifest["shards"]}
+    return {shard.name: told[shard.name] for shard in shards}
+
+
 def _require_checksums(manifest: Mapping[str, Any], folder: Path, checksums: Mapping[str, str]) -> None:
     """Compare the shards with the CRC-32C that a manifest has of each."""
     for shard in manifest["shards"]:
@@ -293,7 +323,7 @@ def _read_index(manifest: Mapping[str, Any], path: Path, shards: Sequence[Path])
     if expected is None:
         return None  # of an earlier release
     records = {row["name"]: row.get("records") for row in manifest["shards"]}
-    counts, sizes = [records[shard.name] for shard in shards], [shard.stat().st_size for shard in shards]
+    counts, sizes = [records[shard.name] for shard in shards], [*_find_sizes(manifest, shards).values()]
     tables, index_size = None, find_index_size(manifest)
     if not path.is_file():
         fault = "is not there"
@@ -306,7 +336,8 @@ def _read_index(manifest: Mapping[str, Any], path: Path, shards: Sequence[Path])
         tables = decode_index(content, counts, sizes)
     if tables is not None:
         with ThreadPoolExecutor(min(_FILES_AT_ONCE, len(shards))) as pool:
-            if all(pool.map(holds_records, shards, tables)):
+            here = [number for number, shard in enumerate(shards) if shard.exists()]
+            if all(pool.map(holds_records, [shards[number] for number in here], [tables[number] for number in here])):
                 return tables
     say(f"{path}: {fault}, so each record is looked up in its shard", error=True)
     return None

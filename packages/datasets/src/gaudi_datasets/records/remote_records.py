@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import google_crc32c
 
@@ -22,6 +21,7 @@ from gaudi_datasets.errors import AccessError, DataError, FlagError, MissingInpu
 from gaudi_datasets.fetching.stores import DEFAULT_GB, Store, cut_pieces, find_cache, use_cache_dir
 from gaudi_datasets.program import ProgressLine
 from gaudi_datasets.records.manifests import INDEX, find_index_size, index_path, read_shards
+from gaudi_datasets.records.ranged_reader import RangedReader
 from gaudi_datasets.split_folders import name_folders
 from gaudi_ops.errors import GaudiError
 from gaudi_ops.files import hold_lock, is_shared, read_file, read_text, share_lock, write_atomically, write_file
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _IN_USE = "in_use"
 _URL = "url"
+_KEPT = "kept"  # names of the shards that are kept here
 
 _most_gb = DEFAULT_GB
 _held: dict[Path, IO[bytes]] = {}
@@ -75,6 +76,11 @@ class RemoteRecords:
             raise DataError(f"tells of {found} records; {kind} records are needed", path=path)
 
     @property
+    def shards(self) -> list[str]:
+        """Return the names of the shards, in the order of their records."""
+        return sorted(self._shards)
+
+    @property
     def num_bytes(self) -> int:
         """Return the number of bytes of all shards together."""
         return sum(size for size, _ in self._shards.values())
@@ -82,10 +88,11 @@ class RemoteRecords:
     def fetch(self) -> Path:
         """Fetch the shards that are not in the cache, or wait for a process that does; return their folder.
 
-        They stay there as long as this process lives.
+        They stay there as long as this process lives. Of shards that do not fit, the first ones are fetched, as many as
+        do; see `open_reader` for the others.
 
         Raises:
-            FlagError: they do not fit into the cache beside those that are in use.
+            FlagError: they do not fit into the cache beside those that are in use, and have no index.
             MissingInputError, DataError: a shard is not there, or is another than that of the manifest.
             AccessError, TransferError: as by `Store`.
         """
@@ -94,10 +101,7 @@ class RemoteRecords:
         folder = cache / key
         with hold_lock(cache / "cache.lock"):
             if folder not in _held:
-                if _find_own_size(folder) is None:
-                    _make_room(cache, self.num_bytes, self.url)
-                    folder.mkdir(exist_ok=True)
-                    write_file(folder / f"{self.split}.json", self._content)
+                self._take_room(cache, folder)
                 write_file(folder / _URL, f"{self.url}\n")  # whose time is that of the newest use
                 _held[folder] = share_lock(folder / _IN_USE)
         tell = partial(say, f"{self.url}: another process fetches it; waiting", error=True)
@@ -105,8 +109,43 @@ class RemoteRecords:
             self._fetch_missing(folder)
         return folder
 
+    def open_reader(self, folder: Path) -> RangedReader | None:
+        """Return who reads the shards that the folder of `fetch` has not; None where it has all."""
+        absent = self._shards.keys() - _list_kept(folder, self._shards)
+        return RangedReader(self._store, self._folder, absent) if absent else None
+
+    def _take_room(self, cache: Path, folder: Path) -> None:
+        """Make the folder of the set, and note which shards it keeps, of those that fit."""
+        own = _find_own_size(folder)
+        room, kept, total = _make_room(cache, folder, self.num_bytes), [], 0
+        for name in self.shards:
+            total += self._shards[name][0]
+            if total > room:
+                break
+            kept.append(name)
+        if len(kept) < len(self._shards) and find_index_size(self.manifest) is None:
+            raise FlagError(
+                f"has {self.num_bytes / 1e9:.3g} GB and no index, so it has to fit into the cache {cache}, of whose"
+                f" {_most_gb:.3g} GB {room / 1e9:.3g} are free",
+                flag="--cache_gb",
+                path=self.url,
+                remedy="give a larger --cache_gb, and a --cache_dir with the room",
+            )
+        if own is not None and own > sum(self._shards[name][0] for name in kept):
+            if (folder / _IN_USE).exists() and is_shared(folder / _IN_USE):
+                return
+            shutil.rmtree(folder)
+        folder.mkdir(exist_ok=True)
+        write_file(folder / f"{self.split}.json", self._content)
+        write_file(folder / _KEPT, "".join(f"{name}\n" for name in kept))
+
     def _fetch_missing(self, folder: Path) -> None:
-        missing = [name for name, (size, _) in self._shards.items() if _find_size(folder / name) != size]
+        kept = _list_kept(folder, self._shards)
+        missing = [name for name in self.shards if name in kept and _find_size(folder / name) != self._shards[name][0]]
+        if len(kept) < len(self._shards):
+            stays = sum(self._shards[name][0] for name in kept)
+            told = f"{stays / 1e9:.3g} of {self.num_bytes / 1e9:.3g} GB stay in the cache"
+            say(f"{self.url}: {told}; the others are read there each time", error=True)
         progress = ProgressLine("fetching", "file")
         sizes = {name: self._shards[name][0] for name in missing}
         pieces = [piece for name in missing for piece in cut_pieces(self._path(name), sizes[name])]
@@ -127,6 +166,13 @@ class RemoteRecords:
         index, size = index_path(folder, self.split), find_index_size(self.manifest)
         if size is not None and not index.exists():
             self._fetch_index(index, size)
+        if len(kept) < len(self._shards) and not index.exists():
+            raise DataError(
+                "is not there, or not that of its manifest; without it, records have to fit into the cache",
+                path=f"{self.url}/{index.name}",
+                field=INDEX,
+                remedy="copy or convert the records again, or give a larger --cache_gb",
+            )
 
     def _fetch_index(self, path: Path, size: int) -> None:
         """Fetch the index, once more if it is not that of the manifest; without it, each record is looked up."""
@@ -156,6 +202,12 @@ class RemoteRecords:
 
 class _OtherContentError(Exception):
     """A shard that is not that of the manifest, so that its draft is removed."""
+
+
+def _list_kept(folder: Path, shards: Collection[str]) -> set[str]:
+    """List the shards that a folder keeps or is to keep; all where it was made by an earlier release."""
+    path = folder / _KEPT
+    return set(shards) & set(read_text(path).split("\n")) if path.is_file() else set(shards)
 
 
 def _find_size(path: Path) -> int | None:
@@ -188,25 +240,22 @@ def _find_manifest(store: Store, split: str) -> tuple[str, str, bytes]:
     )
 
 
-def _make_room(cache: Path, needed: int, url: str) -> None:
-    """Remove sets of records, those first whose use is longest ago, until there is room; those in use stay."""
+def _make_room(cache: Path, own: Path, needed: int) -> int:
+    """Remove other sets of records, those first whose use is longest ago, until there is room; those in use stay.
+
+    Returns:
+        the bytes that there is room for.
+    """
     most = int(_most_gb * 1e9)
-    found = {folder: _find_own_size(folder) for folder in cache.iterdir()}
+    found = {folder: _find_own_size(folder) for folder in cache.iterdir() if folder != own}
     sizes = {folder: size for folder, size in found.items() if size is not None}
     for folder in sorted(sizes, key=lambda each: (each / _URL).stat().st_mtime):
         if sum(sizes.values()) + needed <= most:
-            return
+            break
         if not (folder / _IN_USE).exists() or not is_shared(folder / _IN_USE):
             shutil.rmtree(folder)
             del sizes[folder]
-    if (there := sum(sizes.values())) + needed > most:
-        others = f"; {there / 1e9:.3g} GB there are in use" if there else ""
-        raise FlagError(
-            f"has {needed / 1e9:.3g} GB, and the cache {cache} may have {_most_gb:.3g} GB{others}",
-            flag="--cache_gb",
-            path=url,
-            remedy="give a larger --cache_gb, and a --cache_dir with the room",
-        )
+    return most - sum(sizes.values())
 
 
 def _make_key(url: str, split: str, manifest: bytes) -> str:
@@ -222,6 +271,7 @@ def _find_own_size(folder: Path) -> int | None:
         if folder.is_symlink() or folder.name != _make_key(url, manifest.stem, content):
             return None
         _, shards = read_shards(content, manifest.stem, str(manifest))
+        kept = _list_kept(folder, shards)
     except (OSError, ValueError, GaudiError):
         return None
-    return sum(size for size, _ in shards.values())
+    return sum(size for name, (size, _) in shards.items() if name in kept)

@@ -1,4 +1,4 @@
-"""Records that are converted into a store: each shard is indexed, uploaded, compared and removed here, the manifest last.
+"""Records that are converted into a store: each shard is indexed, uploaded, compared and removed, the manifest last.
 
 A store renames nothing, so shards have their names from the beginning. A file beside them says that they are unfinished
 until the manifest is there, without which nothing reads them.
