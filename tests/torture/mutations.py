@@ -179,8 +179,12 @@ def change_values(draw: st.DrawFn, value: Any) -> Any:
 
 def dump_json(value: Any) -> bytes:
     """Write a changed JSON value, NaN and surrogates as other programs do, and lists deeper than Python writes them."""
-    deep = b"[" * DEEP_LEVELS + b"]" * DEEP_LEVELS
-    return json.dumps(value).encode().replace(json.dumps(DEEP).encode(), deep)
+    return deepen(json.dumps(value).encode())
+
+
+def deepen(content: bytes) -> bytes:
+    """Put lists in lists where `DEEP` stands in JSON."""
+    return content.replace(json.dumps(DEEP).encode(), b"[" * DEEP_LEVELS + b"]" * DEEP_LEVELS)
 
 
 def of_json(value: Any) -> st.SearchStrategy[bytes]:

@@ -167,7 +167,7 @@ def make_checkpoint(folder: Path) -> st.SearchStrategy[bytes]:
     CheckpointFolder(folder / "run" / "checkpoints").save(4, tensors, state.to_json())
     path = folder / "run" / "checkpoints" / "step-00000004" / "manifest.json"
     manifest = json.loads(path.read_text())["manifest"]
-    signed = mutations.change_json(manifest).map(_render)
+    signed = mutations.change_json(manifest).map(_render).map(mutations.deepen)
     return signed | signed | mutations.change_bytes(path.read_bytes())
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,7 +86,8 @@ def test_kept_boxes_are_means_by_score_and_overlap() -> None:
     scores = np.array([[0, 0.8, 0], [0, 0.4, 0.9], [0, 0.5, 0], [0, 0.3, 0]], np.float32)
     kept, labels, values = non_max_suppression(boxes, scores, voting_iou=0.5)
     plain = non_max_suppression(boxes, scores)
-    weights = np.array([0.79 * 0.5, 0.39 * 0.25, 0.49 * 0.1])  # scores are above .01, a fifth of the threshold
+    # Scores are above .01, a fifth of the threshold, and the box has .05 for itself.
+    weights = np.array([(0.79 + 0.05) * 0.5, 0.39 * 0.25, 0.49 * 0.1])
     right = (weights @ [4, 3, 2.4]) / weights.sum()
     np.testing.assert_allclose(kept, [boxes[1], [0, 0, 4, right], boxes[3]], rtol=1e-6)
     for found, expected in zip((labels, values), plain[1:], strict=True):
@@ -114,6 +116,18 @@ def test_a_score_near_the_limits_of_votes_moves_a_box_by_little(seed: int, max_v
     found, near = (non_max_suppression(boxes, one, voting_iou=0.5, max_voters=max_voters) for one in (scores, rounded))
     assert found[2][0] > 0.3
     np.testing.assert_allclose(found[0][0], near[0][0], atol=1e-3)
+
+
+@pytest.mark.parametrize("floor", [0.2985, 0.29949, 0.2999])
+def test_a_box_whose_votes_all_fade_does_not_jump(floor: float) -> None:
+    """The best score that does not vote is nearly that of the box and of those around it."""
+    boxes = np.array([[0, 0, 0.4, 0.4]] + [[0, 0, 0.4, 0.32]] * 20 + [[0.6, 0.6, 0.9, 0.9]], np.float32)
+    found = []
+    for last in (floor, floor + 2e-5):
+        scores = np.array([[0, one] for one in (0.3, *[0.2995] * 20, last)])
+        kept, _, values = non_max_suppression(boxes, scores, voting_iou=0.5, max_voters=21 if floor < 0.2995 else 1)
+        found.append(kept[values > 0.2999][0])
+    np.testing.assert_allclose(*found, atol=2e-3)
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.3, 0.7))

@@ -7,8 +7,9 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
 
-# Of a class, as many boxes vote at most, of scores above this share of the threshold.
-VOTERS, VOTING_FLOOR = 600, 0.2
+# Of a class, as many boxes vote at most, of scores above this share of the threshold. A kept box has so much more
+# weight: the less the others have, the less it moves.
+VOTERS, VOTING_FLOOR, OWN_WEIGHT = 600, 0.2, 0.05
 
 
 def cyxhw_to_yxyx(boxes_cyxhw: npt.ArrayLike) -> FloatArray:
@@ -95,8 +96,9 @@ def non_max_suppression(
     """Keep, for each class of one image, the best boxes that don't overlap a better one of the class.
 
     With `voting_iou`, each kept box becomes the mean of the boxes of its class that `choose_voters` chooses, by their
-    weights times what their IoU with it is above this; scores stay. The weights are continuous, so rounding moves no
-    box far. Source: Gidaris and Komodakis, https://arxiv.org/abs/1505.01749, section 5, whose weights are the scores.
+    weights times what their IoU with it is above this; scores stay. The weights fade out at all limits, and the kept
+    box has `OWN_WEIGHT` more, so the mean follows scores and sides without a jump. Source: Gidaris and Komodakis,
+    https://arxiv.org/abs/1505.01749, section 5, whose weights are the scores.
 
     Args:
         boxes_yxyx: [boxes, 4], corners.
@@ -167,5 +169,5 @@ def vote_on_boxes(kept_yxyx: FloatArray, voters_yxyx: FloatArray, weights: Float
         float32 [k, 4].
     """
     shares = weights * np.maximum(iou(kept_yxyx, voters_yxyx) - np.float32(voting_iou), 0)
-    total = shares.sum(axis=1, keepdims=True)
-    return np.where(total > 0, shares @ voters_yxyx / np.maximum(total, np.finfo(np.float32).tiny), kept_yxyx)
+    total, own = shares.sum(axis=1, keepdims=True), np.float32(OWN_WEIGHT * (1 - voting_iou))
+    return np.where(total > 0, (shares @ voters_yxyx + own * kept_yxyx) / (total + own), kept_yxyx)

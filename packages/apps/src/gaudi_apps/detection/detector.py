@@ -307,7 +307,9 @@ def detect_combined_nms(model: Any, images: Any, box_voting: bool = False) -> tu
     logits, offsets = model(images, training=False)
     scores, decoded = tf.nn.softmax(logits)[..., 1:], _decode(offsets)
     considered = _make_rules(box_voting)["max_per_class"]
-    best = tf.math.top_k(tf.transpose(scores, [0, 2, 1]), VOTERS + 1 if box_voting else considered)
+    best = tf.math.top_k(
+        tf.transpose(scores, [0, 2, 1]), min(VOTERS + 1, scores.shape[1]) if box_voting else considered
+    )
     scores = tf.where(scores >= best.values[:, tf.newaxis, :, considered - 1], scores, 0.0)
     found = tf.image.combined_non_max_suppression(
         decoded[:, :, tf.newaxis],

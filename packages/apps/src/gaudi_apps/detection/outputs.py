@@ -20,7 +20,7 @@ from gaudi_apps.detection.detections import (
 )
 from gaudi_apps.inference.addresses import Address
 from gaudi_apps.inference.media import InputImage, Preprocessor, find_files, is_video
-from gaudi_apps.inference.predictor import Results, predict_files, write_csv
+from gaudi_apps.inference.predictor import LARGEST_BATCH, Results, predict_files, write_csv
 from gaudi_apps.inference.tiles import Rows
 from gaudi_apps.inference.visualizer import add_title, draw_detections, write_image
 from gaudi_datasets.detection.coco import Category
@@ -152,11 +152,11 @@ def predict_by_flags(
     """Detect on each image and frame that flags name, and print the results, see `DetectionResults`.
 
     The detector is opened once the images are found. It is asked to compute batches side by side where there are
-    several, and neither the frames of a camera nor the tiles of a photo wait for each of them.
+    several, but not where the frames of a camera or the tiles of a photo wait for each of them.
     """
     files = find_files(flags.inference)
     is_stored = not any(isinstance(path, Address) for path in files)
-    many = flags.tiles == "off" and is_stored and (len(files) > 1 or is_video(files[0]))
+    many = flags.tiles == "off" and is_stored and (len(files) > LARGEST_BATCH or is_video(files[0]))
     detect, categories, preprocessor, side_by_side = open_detector(many)
     output_dir = find_copy(flags.output_dir or model_dir / "predictions", "outputs")
     refinement = make_refinement(flags, categories, detect, preprocessor, batch_size)

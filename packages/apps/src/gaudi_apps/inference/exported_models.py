@@ -129,6 +129,9 @@ class OpenVINOModel(ExportedModel):
         try:
             found = request.infer(np.asarray(inputs, np.float32))
             return {output.any_name: np.array(values) for output, values in found.items()}
+        except Exception:
+            request = self._compiled.create_infer_request()  # the former one may keep what it failed on
+            raise
         finally:
             self._free.put(request)
 

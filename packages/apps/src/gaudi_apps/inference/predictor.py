@@ -202,7 +202,7 @@ def predict_files(
             batches = make_batches(itertools.takewhile(lambda _: not stop, images), most)
             computed: Iterator[Computed] = ((batch, compute(_stack(batch))) for batch in batches)
             if stop is None:  # what happens now is neither read nor computed before it is asked for
-                ahead = stack.enter_context(contextlib.closing(compute_ahead(compute, batches, side_by_side)))
+                ahead = compute_ahead(compute, batches, side_by_side)
                 computed = stack.enter_context(contextlib.closing(read_ahead(ahead, 1)))
             for batch, outputs in computed:
                 for image, *rows in zip(batch, *outputs, strict=True):
@@ -222,16 +222,33 @@ def predict_files(
 def compute_ahead(
     compute: Compute, batches: Iterator[list[InputImage]], side_by_side: int
 ) -> Generator[Computed, None, None]:
-    """Yield batches with what is computed of them, in their order, while so many others are computed by threads."""
-    with ThreadPoolExecutor(side_by_side) as executor:
-        started: deque[tuple[list[InputImage], Future[Any]]] = deque()
-        for batch in batches:
-            started.append((batch, executor.submit(compute, _stack(batch))))
-            if len(started) > side_by_side:
-                first, future = started.popleft()
-                yield first, future.result()
-        for rest, future in started:
-            yield rest, future.result()
+    """Yield batches with what is computed of them, in their order, while so many others are computed by threads.
+
+    Fewer are where their pixels take much memory. An error in reading comes after the batches that were read.
+    """
+    executor, error = ThreadPoolExecutor(side_by_side), None
+    started: deque[tuple[list[InputImage], Future[Any]]] = deque()
+    try:
+        while True:
+            while error is None and len(started) <= side_by_side and _have_room(started):
+                try:
+                    batch = next(batches)
+                    started.append((batch, executor.submit(compute, _stack(batch))))
+                except Exception as one:
+                    error = one
+            if not started:
+                break
+            batch, future = started.popleft()
+            yield batch, future.result()
+        if error is not None and not isinstance(error, StopIteration):
+            raise error
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _have_room(started: Iterable[tuple[list[InputImage], Any]]) -> bool:
+    """Return whether another batch may be held: none is, or those that are take few bytes."""
+    return sum(_count_bytes(image) for batch, _ in started for image in batch) < BYTES_AHEAD
 
 
 def _stack(batch: Sequence[InputImage]) -> npt.NDArray[np.float32]:
@@ -271,7 +288,7 @@ def read_ahead(
             with change:
                 change.wait_for(lambda: has_left or (len(sizes) < depth and sum(sizes) < most_bytes))
                 if has_left:
-                    return
+                    break
             error: Exception | None = None
             found: list[Item] = []
             try:
@@ -285,6 +302,8 @@ def read_ahead(
                 if not found:
                     return
             del found  # which the next one may need the memory of
+        if isinstance(items, Generator):
+            items.close()  # here, for nobody else can while it runs
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()

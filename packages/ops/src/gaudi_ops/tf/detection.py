@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import gaudi_ops.anchors
 from gaudi_ops.anchors import SSD300, DefaultBoxSpec, default_boxes_cyxhw
-from gaudi_ops.boxes import VOTERS, VOTING_FLOOR
+from gaudi_ops.boxes import OWN_WEIGHT, VOTERS, VOTING_FLOOR
 from gaudi_ops.targets import MATCH_IOU
 
 
@@ -186,7 +186,8 @@ def vote_on_boxes(boxes_yxyx: Any, labels: Any, voters_yxyx: Any, weights: Any, 
     shares = tf.gather(weights, places, batch_dims=1) * tf.nn.relu(overlaps - voting_iou)
     total = tf.reduce_sum(shares, axis=-1, keepdims=True)
     # No matrix product, which devices and exports compute in fewer bits.
-    mean = tf.reduce_sum(shares[:, :, tf.newaxis] * own_sides, axis=-1) / tf.maximum(total, np.finfo(np.float32).tiny)
+    own = OWN_WEIGHT * (1 - voting_iou)
+    mean = (tf.reduce_sum(shares[:, :, tf.newaxis] * own_sides, axis=-1) + own * boxes_yxyx) / (total + own)
     return tf.where(tf.logical_and(total > 0, labels[..., tf.newaxis] > 0), mean, boxes_yxyx)
 
 
