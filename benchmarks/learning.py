@@ -27,7 +27,7 @@ from gaudi_datasets.detection.scoring import score_detections
 BUDGETS = (5.0, 10.0, 20.0, 40.0)  # processor-minutes
 NAMES = ("ours", "ultralytics", "torchvision")
 TORCH = ("torch==2.13.0", "torchvision==0.28.0")
-ULTRALYTICS = "ultralytics==8.4.0"
+ULTRALYTICS = "ultralytics==8.4.190"
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -36,7 +36,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="data set with train, val and test, in any layout")
     parser.add_argument("--budgets", type=parse_budgets, default=BUDGETS, help="processor-minutes, such as 5,10,20,40")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="some of the programs")
-    parser.add_argument("--variant", action="append", default=[], metavar="FLAGS", help="ssd_train with more flags, too")
+    parser.add_argument("--variant", action="append", default=[], metavar="FLAGS", help="ssd_train with these, too")
     parser.add_argument("--seed", type=int, default=0, help="of all trainings")
     parser.add_argument("--output", type=Path, default=Path("runs/learning"), help="folder of all runs")
     parser.add_argument("--write_results", action="store_true", help=f"write {RESULTS.name}, to be committed")

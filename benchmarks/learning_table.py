@@ -63,7 +63,8 @@ class Lead:
         """Describe it in a line."""
         ap, ap50 = self.differences
         word = "is behind" if self.is_behind else "is ahead of"
-        return f"{self.minutes:g} minutes: {self.ours.program} {word} {self.other.program}: AP {ap:+.3f}, AP50 {ap50:+.3f}"
+        names = f"{self.ours.program} {word} {self.other.program}"
+        return f"{self.minutes:g} minutes: {names}: AP {ap:+.3f}, AP50 {ap50:+.3f}"
 
 
 def list_leads(rows: Iterable[Row], ours: str) -> list[Lead]:
@@ -107,8 +108,9 @@ def format_results(
     """Format the file that is committed."""
     blocks = [
         "# Accuracy for processor-minutes",
-        "Written by `python -m benchmarks.learning --write_results`. Minutes are user and system time of one processor that a\n"
-        "training command was given, and took; each budget has a training of its own, whose schedule is fitted to it.",
+        "Written by `python -m benchmarks.learning --write_results`. Minutes are user and system time of one\n"
+        "processor that a training command was given, and took; each budget has a training of its own, whose schedule is fitted\n"
+        "to it. AP and AP50 are COCO's, of the test images, by one scorer for all.",
         "\n".join(f"- {name}: {value}" for name, value in machine.items()),
         "\n".join(f"- {name}: {value}" for name, value in settings.items()),
         format_rows(rows),

@@ -23,7 +23,11 @@ class Spent(NamedTuple):
 
 
 def run_measured(
-    command: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None, read_line: ReadLine | None = None
+    command: Sequence[str],
+    log: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    read_line: ReadLine | None = None,
 ) -> Spent:
     """Run a program to its end, with its output in a file.
 
