@@ -109,8 +109,8 @@ def format_results(
     blocks = [
         "# Accuracy for processor-minutes",
         "Written by `python -m benchmarks.learning --write_results`. Minutes are user and system time of one\n"
-        "processor that a training command was given, and took; each budget has a training of its own, whose schedule is fitted\n"
-        "to it. AP and AP50 are COCO's, of the test images, by one scorer for all.",
+        "processor that a training command was given, and took; each budget has a training of its own, whose\n"
+        "schedule is fitted to it. AP and AP50 are COCO's, of the test images, by one scorer for all.",
         "\n".join(f"- {name}: {value}" for name, value in machine.items()),
         "\n".join(f"- {name}: {value}" for name, value in settings.items()),
         format_rows(rows),
