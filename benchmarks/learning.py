@@ -26,7 +26,7 @@ from gaudi_datasets.detection.scoring import score_detections
 
 BUDGETS = (5.0, 10.0, 20.0, 40.0)  # processor-minutes
 NAMES = ("ours", "ultralytics", "torchvision")
-TORCH = ("torch==2.13.0", "torchvision==0.28.0")
+TORCH = ("torch==2.14.1", "torchvision==0.29.1")
 ULTRALYTICS = "ultralytics==8.4.190"
 
 
