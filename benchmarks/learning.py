@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.learners import Learner, Ours, Peer, TrainingError
 from benchmarks.learning_data import write_data
-from benchmarks.learning_table import RESULTS, Row, format_results, format_rows, list_leads
+from benchmarks.learning_table import RESULTS, Row, format_results, format_rows, list_margins
 from benchmarks.results import describe_machine
 from gaudi_datasets.detection.scoring import score_detections
 
@@ -77,12 +77,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{format_rows([row])}\n", flush=True)
     settings = {learner.name: learner.settings for learner in learners}
     chosen = [row for row in rows if row.program in settings and row.minutes in options.budgets]
-    leads = list_leads(chosen, "ssd_train")
-    print("\n".join([format_rows(chosen), "", *(lead.describe() for lead in leads)]))
+    margins = list_margins(chosen, "ssd_train")
+    print("\n".join([format_rows(chosen), "", *(margin.describe() for margin in margins)]))
     if options.write_results:
-        RESULTS.write_text(format_results(describe_machine(), settings, chosen, leads), encoding="utf-8")
+        RESULTS.write_text(format_results(describe_machine(), settings, chosen, margins), encoding="utf-8")
         print(f"written: {RESULTS}")
-    return 1 if any(row.note for row in chosen) or any(lead.is_behind for lead in leads) else 0
+    return 1 if any(row.note for row in chosen) or any(margin.is_behind for margin in margins) else 0
 
 
 def make_learners(options: argparse.Namespace, data: Path, output: Path) -> list[Learner]:

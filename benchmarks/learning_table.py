@@ -14,7 +14,7 @@ COLUMNS = ("program", "minutes", "used", "schedule", "AP", "AP50", "note")
 
 @dataclass(frozen=True)
 class Row:
-    """What a program reached in a budget.
+    """A training of a program, and its figures.
 
     Attributes:
         program: its name.
@@ -36,7 +36,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Lead:
+class Margin:
     """Ours beside another program in a budget.
 
     Attributes:
@@ -67,7 +67,7 @@ class Lead:
         return f"{self.minutes:g} minutes: {names}: AP {ap:+.3f}, AP50 {ap50:+.3f}"
 
 
-def list_leads(rows: Iterable[Row], ours: str) -> list[Lead]:
+def list_margins(rows: Iterable[Row], ours: str) -> list[Margin]:
     """Compare the rows of ours with those of the others that have results, in each budget.
 
     Args:
@@ -77,7 +77,7 @@ def list_leads(rows: Iterable[Row], ours: str) -> list[Lead]:
     scored = [row for row in rows if not row.note]
     own = {row.minutes: row for row in scored if row.program == ours}
     others = [row for row in scored if not row.program.startswith(ours) and row.minutes in own]
-    return [Lead(row.minutes, own[row.minutes], row) for row in others]
+    return [Margin(row.minutes, own[row.minutes], row) for row in others]
 
 
 def format_rows(rows: Iterable[Row]) -> str:
@@ -103,7 +103,7 @@ def format_share(value: float | None) -> str:
 
 
 def format_results(
-    machine: Mapping[str, str], settings: Mapping[str, str], rows: Sequence[Row], leads: Iterable[Lead]
+    machine: Mapping[str, str], settings: Mapping[str, str], rows: Sequence[Row], margins: Iterable[Margin]
 ) -> str:
     """Format the file that is committed."""
     blocks = [
@@ -114,6 +114,6 @@ def format_results(
         "\n".join(f"- {name}: {value}" for name, value in machine.items()),
         "\n".join(f"- {name}: {value}" for name, value in settings.items()),
         format_rows(rows),
-        "\n".join(f"- {lead.describe()}" for lead in leads),
+        "\n".join(f"- {margin.describe()}" for margin in margins),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
