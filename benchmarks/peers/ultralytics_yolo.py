@@ -22,7 +22,7 @@ def prepare(output: Path) -> None:
     settings = output / "settings"
     settings.mkdir(parents=True, exist_ok=True)
     os.environ |= {"YOLO_CONFIG_DIR": str(settings), "YOLO_OFFLINE": "true", "YOLO_AUTOINSTALL": "false"}
-    import matplotlib as mpl  # type: ignore[import-not-found]
+    import matplotlib as mpl
 
     # It would fetch this font, to draw with, if it were not there.
     for folder in (settings, settings / "Ultralytics"):
