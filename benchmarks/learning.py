@@ -31,7 +31,7 @@ ULTRALYTICS = "ultralytics==8.4.190"
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
+    """Read the command line, and note what the runs in the output are of; it ends the program where that differs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="data set with train, val and test, in any layout")
     parser.add_argument("--budgets", type=parse_budgets, default=BUDGETS, help="processor-minutes, such as 5,10,20,40")
@@ -43,6 +43,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if not options.data.exists():
         parser.error(f"--data {options.data}: is not there")
+    path, given = options.output / "given.json", {"data": str(options.data.resolve()), "seed": options.seed}
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else given
+    if before != given:
+        parser.error(f"--output {options.output}: has runs of {before}; give another folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(given) + "\n", encoding="utf-8")
     return options
 
 

@@ -256,13 +256,16 @@ def test_what_cannot_be_installed_is_in_the_table(
 
 
 def test_selection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = learning.parse(["--data", str(tmp_path), "--budgets", "10,5", "--variant=--backbone resnet18"])
+    output = ["--output", str(tmp_path / "output")]
+    words = ["--data", str(tmp_path), *output]
+    options = learning.parse([*words, "--budgets", "10,5", "--variant=--backbone resnet18"])
     assert options.budgets == (5.0, 10.0)
     names = [one.name for one in learning.make_learners(options, tmp_path, tmp_path)]
     assert names == ["ssd_train", "ssd_train --backbone resnet18", "ultralytics YOLOv8n", "torchvision SSDLite320"]
-    for flag, words in (("--budgets", ["--budgets", "0"]), ("--data", ["--data", str(tmp_path / "none")])):
+    wrong = ["--budgets", "0"], ["--data", str(tmp_path / "none")], ["--output", output[1], "--seed", "1"]
+    for flag, *more in wrong:
         with pytest.raises(SystemExit) as end:
-            learning.parse(["--data", str(tmp_path), *words])
+            learning.parse([*words, flag, *more])
         assert end.value.code == 2
         assert flag in capsys.readouterr().err.splitlines()[-1]
 
