@@ -68,9 +68,7 @@ class Boxes(torch.utils.data.Dataset):
 def build(data: Path) -> Any:
     """Build the network for the classes of a data set."""
     classes = len(read_category_ids(data)) + 1
-    return ssdlite320_mobilenet_v3_large(
-        weights=None, weights_backbone=None, num_classes=classes, trainable_backbone_layers=6
-    )
+    return ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=classes)
 
 
 def train(data: Path, output: Path, epochs: int, seed: int) -> None:
@@ -93,7 +91,7 @@ def train(data: Path, output: Path, epochs: int, seed: int) -> None:
             loss.backward()
             optimizer.step()
             step += 1
-        print(f"epoch {epoch + 1}/{epochs} loss {float(loss):.3f}", flush=True)
+        print(f"epoch {epoch + 1}/{epochs} loss {loss.item():.3f}", flush=True)
     torch.save(model.state_dict(), output / "weights.pt")
 
 
