@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from benchmarks.environments import make_environment
 from benchmarks.processor_time import ReadLine, run_measured
@@ -42,8 +42,8 @@ class Learner(Protocol):
     settings: str
     folder: Path
 
-    def prepare(self) -> None:
-        """Install it, and measure its speed, unless that is done; raises TrainingError."""
+    def prepare(self, minutes: float) -> None:
+        """Install it, and measure its speed for a budget, unless that is done; raises TrainingError."""
 
     def train(self, minutes: float, folder: Path) -> tuple[float, str]:
         """Train for a budget; return the processor seconds that it took and the schedule; raises TrainingError."""
@@ -64,37 +64,40 @@ class Ours:
 
     def __init__(self, data: Path, output: Path, seed: int, flags: str = "") -> None:
         self.name = f"ssd_train {flags}".strip()
-        self.settings = f"`--data` and the steps chose all else; seed {seed}"
+        self.settings = f"the recipe of `--data`, with the network that `--minutes` chooses; seed {seed}"
         self.folder = output / make_file_name(self.name)
         self._command = [sys.executable, "-m", "gaudi_apps.ssd_train", f"--data={data}", f"--seed={seed}"]
         self._command += shlex.split(flags)
+        self._measured: dict[str, Any] = {}
 
-    def prepare(self) -> None:
-        """Measure the start, steps, evaluations and the end by a short run."""
-        path = self.folder / "measured.json"
-        if path.exists():
-            return
+    def prepare(self, minutes: float) -> None:
+        """Measure the start, steps, evaluations and the end by a short run, with the network of `--minutes`."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        words = [*self._command, "--mode=plan", "--json"]
+        words = [*self._command, "--mode=plan", "--json", f"--minutes={minutes}"]
         done = subprocess.run(words, capture_output=True, text=True, check=False, env=make_variables(ours=True))
         if done.returncode:
             raise TrainingError(f"the plan failed: {done.stderr.strip()[-200:]}")
-        per_epoch: int = json.loads(done.stdout)["steps_per_epoch"]
-        marks: dict[int, float] = {}
-        flags = [f"--steps={STEPS}", f"--eval_epochs={count_epochs(EVERY, per_epoch)}"]
-        seconds = self._run(flags, self.folder / "measured", partial(mark_step, marks))
-        document = {"steps_per_epoch": per_epoch, "seconds": seconds, "marks": marks}
-        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        plan = json.loads(done.stdout)
+        backbone, per_epoch = plan["network"]["backbone"], plan["steps_per_epoch"]
+        folder = self.folder / f"measured_{backbone}"
+        path = folder.with_suffix(".json")
+        if not path.exists():
+            marks: dict[int, float] = {}
+            flags = [f"--steps={STEPS}", f"--eval_epochs={count_epochs(EVERY, per_epoch)}"]
+            seconds = self._run(backbone, flags, folder, partial(mark_step, marks))
+            document = {"backbone": backbone, "steps_per_epoch": per_epoch, "seconds": seconds, "marks": marks}
+            path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        self._measured = json.loads(path.read_text(encoding="utf-8"))
 
     def train(self, minutes: float, folder: Path) -> tuple[float, str]:
         """Train as many steps as fit, with as many evaluations as `--minutes` makes."""
-        measured = json.loads((self.folder / "measured.json").read_text(encoding="utf-8"))
+        measured = self._measured
         marks = {int(step): seconds for step, seconds in measured["marks"].items()}
         per_epoch = measured["steps_per_epoch"]
         length = fit_steps(60 * minutes, marks, measured["seconds"], per_epoch)
         flags = [f"--steps={length.steps}", f"--eval_epochs={count_epochs(length.evaluation_steps, per_epoch)}"]
-        schedule = f"{length.steps} steps, {length.steps / per_epoch:.3g} epochs"
-        return self._run(flags, folder), schedule
+        schedule = f"{measured['backbone']}, {length.steps} steps, {length.steps / per_epoch:.3g} epochs"
+        return self._run(measured["backbone"], flags, folder), schedule
 
     def detect(self, folder: Path) -> Path:
         """Return what the program wrote when it evaluated the test images, at the end of its training."""
@@ -103,8 +106,10 @@ class Ours:
             raise TrainingError(f"evaluated the split {split!r}, not the test images")
         return folder / "detections.json"
 
-    def _run(self, flags: Sequence[str], folder: Path, read_line: ReadLine | None = None) -> float:
+    def _run(self, backbone: str, flags: Sequence[str], folder: Path, read_line: ReadLine | None = None) -> float:
         command = [*self._command, *flags, f"--model_dir={folder}", "--clean"]
+        if not any(word.startswith("--backbone") for word in self._command):
+            command.append(f"--backbone={backbone}")
         return run(command, folder.with_suffix(".log"), make_variables(ours=True), read_line)
 
 
@@ -129,8 +134,8 @@ class Peer:
         self._script, self._requirements, self._data, self._seed = script, requirements, data, seed
         self._python = Path()
 
-    def prepare(self) -> None:
-        """Make the environment, and measure two short trainings."""
+    def prepare(self, minutes: float) -> None:
+        """Make the environment, and measure two short trainings; they are the same for all budgets."""
         try:
             self._python = make_environment(f"{Path(self._script).stem}_benchmark", self._requirements)
         except (OSError, subprocess.CalledProcessError) as error:

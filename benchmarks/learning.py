@@ -133,7 +133,7 @@ def try_learner(learner: Learner, minutes: float, output: Path, broken: dict[str
         if learner.name in broken:
             raise TrainingError(broken[learner.name])
         try:
-            learner.prepare()
+            learner.prepare(minutes)
         except TrainingError as error:
             broken[learner.name] = str(error)
             raise

@@ -214,7 +214,7 @@ class Fake:
     def __init__(self, folder: Path, name: str) -> None:
         self.name, self.settings, self.folder, self.prepared = name, "none", folder / name, 0
 
-    def prepare(self) -> None:
+    def prepare(self, minutes: float) -> None:
         """Fail if it is named so."""
         self.prepared += 1
         if self.name == "uninstallable":
