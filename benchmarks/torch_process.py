@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.environments import ROOT, make_environment
+
 TORCH = "torch==2.13.0"
-FOLDER = ROOT / ".nox" / "torch_benchmark"
 
 
 def find_torch() -> Path:
@@ -22,13 +21,7 @@ def find_torch() -> Path:
     """
     if "TORCH_PYTHON" in os.environ:
         return Path(os.environ["TORCH_PYTHON"])
-    python, ready = FOLDER / "bin" / "python", FOLDER / "ready"
-    if not ready.exists():
-        # venv and pip, because pip's settings say where PyTorch for CPUs is.
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(FOLDER)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", TORCH, "numpy"], check=True)
-        ready.touch()
-    return python
+    return make_environment("torch_benchmark", (TORCH, "numpy"))
 
 
 @contextmanager

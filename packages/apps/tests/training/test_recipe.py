@@ -111,6 +111,19 @@ def test_a_detector_of_few_images_on_processors() -> None:
     assert plan.warnings == ()
 
 
+def test_a_detector_of_little_time_has_a_small_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = Host("cpu", 1, has_bf16=True)
+    values = {flag: value for flag, value, _ in choose(minutes=5.0, host=one).choices}
+    assert (values["backbone"], values["steps"], values["zoom_in"]) == ("resnet18", 255, 0.8)
+    assert "resnet34" in choose(minutes=5.0, host=one).notes[0]
+    assert choose(minutes=10.0, host=one).chooses("backbone")
+    assert not choose(minutes=20.0, host=one).chooses("backbone")
+    assert not choose("steps", steps=100, host=one).chooses("backbone")
+    assert not choose("backbone", minutes=5.0, host=one, backbone="resnet34").chooses("backbone")
+    assert not choose("weights", minutes=5.0, host=one, weights="own.npz").chooses("backbone")
+
+
 def test_a_detector_without_a_time_learns_for_epochs() -> None:
     values = {flag: value for flag, value, _ in choose().choices}
     assert values["steps"] == 50 * 26
@@ -138,6 +151,7 @@ def test_fetched_weights_are_begun_with(tmp_path: Path, monkeypatch: pytest.Monk
         whole.truncate(file.size)
     recipe = choose()
     assert [choice.value for choice in recipe.effective if choice.flag == "weights"] == [str(path)]
+    assert not choose(minutes=1.0).chooses("backbone")
     assert recipe.notes == ()
     assert not choose("weights", weights="own.npz").chooses("weights")
 

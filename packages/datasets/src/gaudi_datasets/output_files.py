@@ -1,12 +1,14 @@
-"""Write JSON, name files, and write folders that a second try completes; `gaudi_ops.files` has the rest."""
+"""Write JSON and CSV, name files, and write folders that a second try completes; `gaudi_ops.files` has the rest."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +81,19 @@ def take_name(
     free = next(each for each in itertools.chain([cut_name(name)], numbered) if key(each) not in taken)
     taken.add(key(free))
     return free
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table; a text that a spreadsheet would take for a formula gets an apostrophe before it.
+
+    Bytes of file names that are not UTF-8 are escaped.
+    """
+    table = io.StringIO(newline="")
+    writer = csv.writer(table)
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([f"'{one}" if isinstance(one, str) and one.startswith(_FORMULAS) else one for one in row])
+    write_file(path, table.getvalue().encode(errors="backslashreplace"))
+
+
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r")

@@ -19,11 +19,11 @@ from gaudi_apps.classification.flags import LISTED, PROBABILITIES
 from gaudi_apps.inference.converters import decode_pixels
 from gaudi_apps.inference.exported_models import CheckedExport, open_model
 from gaudi_apps.inference.media import ImageInput, Images, InputImage, Preprocessor, predict_images, read_given
-from gaudi_apps.inference.predictor import Results, Trained, assign_all, name_model, read_model, write_csv
+from gaudi_apps.inference.predictor import Results, Trained, assign_all, name_model, read_model
 from gaudi_apps.inference.visualizer import Image, add_title, enlarge
 from gaudi_datasets.classification.pipeline import MEAN_RGB, cut_square, prepare_image, prepare_pixels
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.output_files import write_json
+from gaudi_datasets.output_files import write_csv, write_json
 from gaudi_datasets.program import count_things
 from gaudi_models.architectures import CLASSIFIERS
 from gaudi_models.classifiers import build_classifier

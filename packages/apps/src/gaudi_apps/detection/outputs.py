@@ -20,12 +20,12 @@ from gaudi_apps.detection.detections import (
 )
 from gaudi_apps.inference.addresses import Address
 from gaudi_apps.inference.media import InputImage, Preprocessor, find_files, is_video
-from gaudi_apps.inference.predictor import LARGEST_BATCH, Results, predict_files, write_csv
+from gaudi_apps.inference.predictor import LARGEST_BATCH, Results, predict_files
 from gaudi_apps.inference.tiles import Rows
 from gaudi_apps.inference.visualizer import add_title, draw_detections, write_image
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.fetching.stores import find_copy
-from gaudi_datasets.output_files import LONGEST_NAME, cut_name, take_name, write_json
+from gaudi_datasets.output_files import LONGEST_NAME, cut_name, take_name, write_csv, write_json
 from gaudi_datasets.program import count_things
 from gaudi_ops.files import write_file
 from gaudi_ops.program import say

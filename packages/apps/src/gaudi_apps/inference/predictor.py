@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import itertools
 import json
 import os
@@ -36,7 +34,7 @@ from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.output_files import take_name, write_json
 from gaudi_datasets.program import count_things, make_console
 from gaudi_models.weights import LoadReport, WeightsFile, WeightsMetadata, assign_weights, read_weights
-from gaudi_ops.files import publish_file, read_text, staging_folder, write_file
+from gaudi_ops.files import publish_file, read_text, staging_folder
 from gaudi_ops.program import describe_error, say
 
 if TYPE_CHECKING:
@@ -131,22 +129,6 @@ class Results(ABC):
     def _free_name(self, image: InputImage) -> str:
         """Return the file's name, followed by the image id or the next free number if the name is taken."""
         return take_name(image.path.name, image.image_id, self._taken)
-
-
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a table; a text that a spreadsheet would take for a formula gets an apostrophe before it.
-
-    Bytes of file names that are not UTF-8 are escaped.
-    """
-    table = io.StringIO(newline="")
-    writer = csv.writer(table)
-    writer.writerow(columns)
-    for row in rows:
-        writer.writerow([f"'{one}" if isinstance(one, str) and one.startswith(_FORMULAS) else one for one in row])
-    write_file(path, table.getvalue().encode(errors="backslashreplace"))
-
-
-_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def predict_files(

@@ -1,0 +1,219 @@
+"""The programs that `benchmarks.learning` trains: their installation, the fit of a schedule, training and detection."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from benchmarks.environments import make_environment
+from benchmarks.processor_time import ReadLine, run_measured
+from gaudi_apps.training.recipe import END_SECONDS, Length, Speed, count_epochs, fit_length
+
+SCRIPTS = Path(__file__).with_name("peers")
+STEPS, EVERY = 24, 12  # of our measured run, and between its evaluations
+EPOCHS = (1, 4)  # of the measured runs of the others
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_STEP = re.compile(r"step (\d+)/\d+ ")
+
+
+class TrainingError(RuntimeError):
+    """A program could not be installed, trained or used."""
+
+
+class Learner(Protocol):
+    """A program that trains.
+
+    Attributes:
+        name: in the table.
+        settings: what it trains, and how, in a line.
+        folder: of its runs.
+    """
+
+    name: str
+    settings: str
+    folder: Path
+
+    def prepare(self, minutes: float) -> None:
+        """Install it, and measure its speed for a budget, unless that is done; raises TrainingError."""
+
+    def train(self, minutes: float, folder: Path) -> tuple[float, str]:
+        """Train for a budget; return the processor seconds that it took and the schedule; raises TrainingError."""
+
+    def detect(self, folder: Path) -> Path:
+        """Return the file of COCO results on the test images; raises TrainingError."""
+
+
+class Ours:
+    """ssd_train by the recipe of the data.
+
+    Args:
+        data: the data set, as it is.
+        output: folder of all runs.
+        seed: of the training.
+        flags: in addition.
+    """
+
+    def __init__(self, data: Path, output: Path, seed: int, flags: str = "") -> None:
+        self.name = f"ssd_train {flags}".strip()
+        self.settings = f"the recipe of `--data`, with the network that `--minutes` chooses; seed {seed}"
+        self.folder = output / make_file_name(self.name)
+        self._command = [sys.executable, "-m", "gaudi_apps.ssd_train", f"--data={data}", f"--seed={seed}"]
+        self._command += shlex.split(flags)
+        self._measured: dict[str, Any] = {}
+
+    def prepare(self, minutes: float) -> None:
+        """Measure the start, steps, evaluations and the end by a short run, with the network of `--minutes`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        words = [*self._command, "--mode=plan", "--json", f"--minutes={minutes}"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, env=make_variables(ours=True))
+        if done.returncode:
+            raise TrainingError(f"the plan failed: {done.stderr.strip()[-200:]}")
+        plan = json.loads(done.stdout)
+        backbone, per_epoch = plan["network"]["backbone"], plan["steps_per_epoch"]
+        folder = self.folder / f"measured_{backbone}"
+        path = folder.with_suffix(".json")
+        if not path.exists():
+            marks: dict[int, float] = {}
+            flags = [f"--steps={STEPS}", f"--eval_epochs={count_epochs(EVERY, per_epoch)}"]
+            seconds = self._run(backbone, flags, folder, partial(mark_step, marks))
+            document = {"backbone": backbone, "steps_per_epoch": per_epoch, "seconds": seconds, "marks": marks}
+            path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        self._measured = json.loads(path.read_text(encoding="utf-8"))
+
+    def train(self, minutes: float, folder: Path) -> tuple[float, str]:
+        """Train as many steps as fit, with as many evaluations as `--minutes` makes."""
+        measured = self._measured
+        marks = {int(step): seconds for step, seconds in measured["marks"].items()}
+        per_epoch = measured["steps_per_epoch"]
+        length = fit_steps(60 * minutes, marks, measured["seconds"], per_epoch)
+        flags = [f"--steps={length.steps}", f"--eval_epochs={count_epochs(length.evaluation_steps, per_epoch)}"]
+        schedule = f"{measured['backbone']}, {length.steps} steps, {length.steps / per_epoch:.3g} epochs"
+        return self._run(measured["backbone"], flags, folder), schedule
+
+    def detect(self, folder: Path) -> Path:
+        """Return what the program wrote when it evaluated the test images, at the end of its training."""
+        split = json.loads((folder / "evaluation.json").read_text(encoding="utf-8")).get("split")
+        if split != "test":
+            raise TrainingError(f"evaluated the split {split!r}, not the test images")
+        return folder / "detections.json"
+
+    def _run(self, backbone: str, flags: Sequence[str], folder: Path, read_line: ReadLine | None = None) -> float:
+        command = [*self._command, *flags, f"--model_dir={folder}", "--clean"]
+        if not any(word.startswith("--backbone") for word in self._command):
+            command.append(f"--backbone={backbone}")
+        return run(command, folder.with_suffix(".log"), make_variables(ours=True), read_line)
+
+
+class Peer:
+    """A program in PyTorch, in an environment of its own.
+
+    Args:
+        name: in the table.
+        settings: in a line.
+        script: in ``peers``.
+        requirements: of its environment, with versions.
+        output: folder of all runs.
+        data: folder that `write_data` wrote.
+        seed: of the training.
+    """
+
+    def __init__(
+        self, name: str, settings: str, script: str, requirements: Sequence[str], output: Path, data: Path, seed: int
+    ) -> None:
+        self.name, self.settings = name, settings
+        self.folder = output / make_file_name(name)
+        self._script, self._requirements, self._data, self._seed = script, requirements, data, seed
+        self._python = Path()
+
+    def prepare(self, minutes: float) -> None:
+        """Make the environment, and measure two short trainings; they are the same for all budgets."""
+        try:
+            self._python = make_environment(f"{Path(self._script).stem}_benchmark", self._requirements)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise TrainingError(f"{', '.join(self._requirements)} cannot be installed: {error}") from error
+        path = self.folder / "measured.json"
+        if not path.exists():
+            seconds = {epochs: self._train(epochs, self.folder / f"measured_{epochs}") for epochs in EPOCHS}
+            path.write_text(json.dumps(seconds, indent=2) + "\n", encoding="utf-8")
+
+    def train(self, minutes: float, folder: Path) -> tuple[float, str]:
+        """Train as many epochs as fit."""
+        measured = json.loads((self.folder / "measured.json").read_text(encoding="utf-8"))
+        epochs = fit_epochs(60 * minutes, {int(length): seconds for length, seconds in measured.items()})
+        return self._train(epochs, folder), f"{epochs} epochs"
+
+    def detect(self, folder: Path) -> Path:
+        """Detect on the test images, which is none of the budget."""
+        self._run("detect", folder, [])
+        return folder / "detections.json"
+
+    def _train(self, epochs: int, folder: Path) -> float:
+        return self._run("train", folder, [f"--epochs={epochs}", f"--seed={self._seed}"])
+
+    def _run(self, mode: str, folder: Path, flags: Sequence[str]) -> float:
+        words = [str(self._python), str(SCRIPTS / self._script), mode, f"--data={self._data}", f"--output={folder}"]
+        return run([*words, *flags], folder.with_suffix(f".{mode}.log"), make_variables(ours=False))
+
+
+def fit_steps(seconds: float, marks: Mapping[int, float], total: float, per_epoch: int) -> Length:
+    """Fit the length of ssd_train to processor seconds, by its own rule for `--minutes`.
+
+    Args:
+        seconds: of the budget.
+        marks: processor seconds of the measured run until each of its steps.
+        total: processor seconds of the measured run.
+        per_epoch: steps of an epoch.
+    """
+    step = statistics.median(marks[one] - marks[one - 1] for one in range(3, STEPS + 1) if one != EVERY + 1)
+    evaluation = max(0.0, marks[EVERY + 1] - marks[EVERY] - step)
+    start = max(0.0, marks[2] - 2 * step)
+    report = max(0.0, total - marks[STEPS] - evaluation - END_SECONDS)
+    return fit_length(seconds - start, Speed(step, evaluation, report), per_epoch)
+
+
+def fit_epochs(seconds: float, measured: Mapping[int, float]) -> int:
+    """Return the epochs that fit into processor seconds, at least one, by the seconds of two numbers of epochs."""
+    fewer, more = sorted(measured)
+    per_epoch = (measured[more] - measured[fewer]) / (more - fewer)
+    if per_epoch <= 0:
+        raise TrainingError(f"{more} epochs took {measured[more]:.1f} s, and {fewer} {measured[fewer]:.1f} s")
+    return max(1, fewer + int((seconds - measured[fewer]) // per_epoch))
+
+
+def mark_step(marks: dict[int, float], line: str, read_seconds: Callable[[], float]) -> None:
+    """Keep the seconds until the step that a line of ssd_train tells."""
+    if found := _STEP.match(line):
+        marks[int(found[1])] = read_seconds()
+
+
+def run(command: Sequence[str], log: Path, variables: Mapping[str, str], read_line: ReadLine | None = None) -> float:
+    """Run a command, and return its processor seconds.
+
+    Raises:
+        TrainingError: it failed; the last line of its log is told.
+    """
+    spent = run_measured(command, log, environment=variables, read_line=read_line)
+    if spent.status:
+        lines = log.read_text(encoding="utf-8").strip().splitlines()
+        raise TrainingError(f"ended with status {spent.status}: {lines[-1][:200] if lines else 'without a word'}")
+    return spent.seconds
+
+
+def make_variables(*, ours: bool) -> dict[str, str]:
+    """Return the environment of a program, which has one thread; that of others has none of our packages."""
+    variables = {name: value for name, value in os.environ.items() if ours or name != "PYTHONPATH"}
+    return {**variables, **ONE_THREAD, "PYTHONUNBUFFERED": "1"}
+
+
+def make_file_name(name: str) -> str:
+    """Return a name as one of a folder."""
+    return re.sub(r"[^A-Za-z0-9.]+", "_", name).strip("_")

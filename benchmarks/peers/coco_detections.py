@@ -1,0 +1,50 @@
+"""COCO results of what another program detects; it needs nothing of this project, so that its environment has it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+MOST_DETECTIONS = 100  # of an image that count by COCO's rules
+
+
+def to_records(
+    image_id: int, boxes_xyxy: Iterable[Sequence[float]], category_ids: Iterable[int], scores: Iterable[float]
+) -> list[dict[str, Any]]:
+    """Return the best detections of an image as COCO results, best first.
+
+    Args:
+        image_id: of the image.
+        boxes_xyxy: left, top, right, bottom in pixels of the image.
+        category_ids: of each box.
+        scores: of each box, in 0..1.
+    """
+    rows = sorted(zip(boxes_xyxy, category_ids, scores, strict=True), key=lambda row: -row[2])
+    return [
+        {
+            "image_id": image_id,
+            "category_id": category_id,
+            "bbox": [left, top, right - left, bottom - top],
+            "score": score,
+        }
+        for (left, top, right, bottom), category_id, score in rows[:MOST_DETECTIONS]
+    ]
+
+
+def read_images(data: Path, split: str) -> list[tuple[dict[str, Any], Path]]:
+    """Return the record of each image of a split and its file, in the order of the annotations."""
+    document = json.loads((data / f"{split}.json").read_text(encoding="utf-8"))
+    return [(image, data / "images" / split / image["file_name"]) for image in document["images"]]
+
+
+def read_category_ids(data: Path) -> list[int]:
+    """Return the ids of the classes, in the order in which other programs count them."""
+    document = json.loads((data / "train.json").read_text(encoding="utf-8"))
+    return [category["id"] for category in document["categories"]]
+
+
+def write_detections(path: Path, records: Sequence[dict[str, Any]]) -> None:
+    """Write COCO results as JSON."""
+    path.write_text(json.dumps(records), encoding="utf-8")

@@ -1,0 +1,88 @@
+"""YOLOv8n from ultralytics at 320 pixels, by its own defaults, from random weights.
+
+Its yolov8n.yaml has no weights, and nothing is fetched. It validates once, after its last epoch, where by default it
+does after each; so its time is for training. Runs where there is ultralytics, and nothing of this project. Usage:
+python ultralytics_yolo.py train|detect --data DATA --output FOLDER [--epochs N] [--seed N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+SIDE, BATCH = 320, 16
+
+
+def prepare(output: Path) -> None:
+    """Keep ultralytics from the network, and its settings in the folder; before it is imported."""
+    settings = output / "settings"
+    settings.mkdir(parents=True, exist_ok=True)
+    os.environ |= {"YOLO_CONFIG_DIR": str(settings), "YOLO_OFFLINE": "true", "YOLO_AUTOINSTALL": "false"}
+    import matplotlib as mpl
+
+    # It would fetch this font, to draw with, if it were not there.
+    for folder in (settings, settings / "Ultralytics"):
+        folder.mkdir(exist_ok=True)
+        shutil.copy(Path(mpl.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", folder / "Arial.ttf")
+
+
+def train(data: Path, output: Path, epochs: int, seed: int) -> None:
+    """Train for some epochs; the best weights are in ``run/weights/best.pt``."""
+    from ultralytics import YOLO  # type: ignore[import-not-found]
+
+    model = YOLO("yolov8n.yaml")
+    model.add_callback("on_train_epoch_end", lambda trainer: print(f"epoch {trainer.epoch + 1}/{epochs}", flush=True))
+    model.train(
+        data=str(data / "data.yaml"), imgsz=SIDE, epochs=epochs, batch=BATCH, seed=seed, pretrained=False, val=False,
+        cache="ram", workers=0, device="cpu", plots=False, verbose=False, project=str(output.resolve()), name="run",
+        exist_ok=True,
+    )  # fmt: skip
+
+
+def detect(data: Path, output: Path) -> None:
+    """Detect on the test images by the program's own evaluation, which looks at all scores from .001 on."""
+    from coco_detections import read_category_ids, to_records, write_detections  # type: ignore[import-not-found]
+    from ultralytics import YOLO
+
+    model = YOLO(output / "run" / "weights" / "best.pt")
+    numbers: list[int] = []  # of the classes in predictions.json, which depend on the release
+    model.add_callback("on_val_end", lambda validator: numbers.extend(validator.class_map))
+    model.val(
+        data=str(data / "data.yaml"), split="test", imgsz=SIDE, batch=BATCH, workers=0, device="cpu", plots=False,
+        save_json=True, project=str(output.resolve()), name="test", exist_ok=True, verbose=False,
+    )  # fmt: skip
+    found = json.loads((output / "test" / "predictions.json").read_text(encoding="utf-8"))
+    category_ids, by_image = read_category_ids(data), dict[int, list[Any]]()
+    for one in found:
+        by_image.setdefault(int(one["image_id"]), []).append(one)  # the name of its file, which is the id
+    records = []
+    for image_id, rows in by_image.items():
+        boxes = [[x, y, x + width, y + height] for x, y, width, height in (row["bbox"] for row in rows)]
+        ids = [category_ids[numbers.index(row["category_id"])] for row in rows]
+        records += to_records(image_id, boxes, ids, [row["score"] for row in rows])
+    write_detections(output / "detections.json", records)
+
+
+def main() -> None:
+    """Train or detect, as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("mode", choices=("train", "detect"))
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    options.data = options.data.resolve()
+    prepare(options.output.resolve())
+    if options.mode == "train":
+        train(options.data, options.output, options.epochs, options.seed)
+    else:
+        detect(options.data, options.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""The benchmark of accuracy for processor-minutes: what it counts, fits, writes for other programs, and tells."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import learning  # noqa: E402
+from benchmarks.learners import EPOCHS, EVERY, STEPS, Ours, TrainingError, fit_epochs, fit_steps, mark_step  # noqa: E402
+from benchmarks.learning_data import list_yolo_lines, write_data  # noqa: E402
+from benchmarks.learning_table import Row, format_results, format_rows, list_margins  # noqa: E402
+from benchmarks.peers import coco_detections  # noqa: E402
+from benchmarks.processor_time import read_tree, run_measured  # noqa: E402
+
+from gaudi_datasets.detection.examples import DetectionExample  # noqa: E402
+from gaudi_datasets.detection.scoring import score_detections  # noqa: E402
+
+# Uses a processor for so many seconds, by its own clock.
+BUSY = "import time\nwhile time.process_time() < {seconds}: pass\n"
+ROWS = [
+    Row("ssd_train", 5.0, 4.9, "160 steps", 0.45, 0.8),
+    Row("other", 5.0, 5.2, "14 epochs", 0.2, 0.81),
+    Row("third", 5.0, note="a | b\nc"),
+    Row("ssd_train", 10.0, 9.9, "330 steps", 0.5, 0.88),
+    Row("other", 10.0, 10.1, "30 epochs", 0.4, 0.7),
+    Row("ssd_train --backbone resnet18", 10.0, 9.9, "500 steps", 0.6, 0.9),
+]
+
+
+def run_python(tmp_path: Path, text: str, **more: Any) -> tuple[int, float]:
+    """Run a program in Python, and return its status and processor seconds."""
+    (tmp_path / "program.py").write_text(text)
+    return run_measured([sys.executable, str(tmp_path / "program.py")], tmp_path / "logs" / "log", **more)
+
+
+def test_time_of_children_and_their_children_counts(tmp_path: Path) -> None:
+    inner = BUSY.format(seconds=0.3)
+    middle = f"import subprocess, sys\n{inner}subprocess.run([sys.executable, '-c', {inner!r}])\n"
+    outer = f"import subprocess, sys\n{inner}subprocess.run([sys.executable, '-c', {middle!r}])\nprint('done')\n"
+    status, seconds = run_python(tmp_path, outer)
+    assert status == 0
+    assert seconds >= 0.9
+    assert (tmp_path / "logs" / "log").read_text() == "done\n"
+
+
+def test_time_until_a_line_counts_what_runs_and_what_has_ended(tmp_path: Path) -> None:
+    inner = BUSY.format(seconds=0.3)
+    lines = (
+        "import subprocess, sys",
+        f"subprocess.run([sys.executable, '-c', {inner!r}])",
+        f"child = subprocess.Popen([sys.executable, '-c', {inner + 'print(1, flush=True); input()'!r}], "
+        "stdin=subprocess.PIPE, stdout=subprocess.PIPE)",
+        "child.stdout.readline()",
+        "print('both', flush=True)",
+        "child.communicate(b'x')",
+    )
+    marks: dict[str, float] = {}
+
+    def read_line(line: str, read_seconds: Callable[[], float]) -> None:
+        marks[line.strip()] = read_seconds()
+
+    status, seconds = run_python(tmp_path, "\n".join(lines), read_line=read_line)
+    assert status == 0
+    assert marks["both"] >= 0.58  # the kernel counts by ticks
+    assert seconds >= 0.6
+
+
+def test_a_status_and_a_signal_are_told(tmp_path: Path) -> None:
+    assert run_python(tmp_path, "raise SystemExit(7)")[0] == 7
+    assert run_python(tmp_path, "import os; os.kill(os.getpid(), 9)")[0] == -9
+
+
+def test_a_process_that_is_gone_has_no_time() -> None:
+    assert read_tree(2**22 + 1) == 0
+
+
+def make_marks(step: float, evaluation: float, start: float) -> dict[int, float]:
+    """Make the marks of a measured run."""
+    return {one: start + step * one + evaluation * (one > EVERY) for one in range(1, STEPS + 1)}
+
+
+def test_steps_fit_into_the_budget() -> None:
+    marks = make_marks(1.5, 6.0, 10.0)
+    total = marks[STEPS] + 6.0 + 5.0 + 15.0  # the last evaluation, that of the test images, and the end
+    length = fit_steps(300.0, marks, total, per_epoch=26)
+    evaluations = -(-length.steps // length.evaluation_steps)
+    used = 10.0 + 1.5 * length.steps + 6.0 * evaluations + 5.0 + 15.0
+    assert 295 < used <= 300
+    assert fit_steps(600.0, marks, total, per_epoch=26).steps > 2 * length.steps
+
+
+def test_epochs_fit_into_the_budget() -> None:
+    measured = {1: 30.0, 4: 75.0}  # 15 a start, 15 an epoch
+    assert fit_epochs(300.0, measured) == 19
+    assert fit_epochs(1.0, measured) == 1
+    with pytest.raises(TrainingError):
+        fit_epochs(300.0, {1: 30.0, 4: 30.0})
+
+
+def test_steps_are_marked() -> None:
+    marks: dict[int, float] = {}
+    for line in ("step 3/24  loss 16.6  rate 0.0004\n", "about 8:33 to step 24, by the first\n", "epoch 1\n"):
+        mark_step(marks, line, lambda: 2.5)
+    assert marks == {3: 2.5}
+
+
+def test_results_of_others_are_coco_records(tmp_path: Path) -> None:
+    boxes = [(10.0, 20.0, 40.0, 60.0), (0.0, 0.0, 5.0, 5.0)]
+    records = coco_detections.to_records(7, boxes, [2, 1], [0.5, 0.75])
+    assert records == [
+        {"image_id": 7, "category_id": 1, "bbox": [0.0, 0.0, 5.0, 5.0], "score": 0.75},
+        {"image_id": 7, "category_id": 2, "bbox": [10.0, 20.0, 30.0, 40.0], "score": 0.5},
+    ]
+    many = coco_detections.to_records(7, boxes * 60, [1] * 120, [0.1] * 120)
+    assert len(many) == coco_detections.MOST_DETECTIONS
+    coco_detections.write_detections(tmp_path / "found.json", records)
+    assert json.loads((tmp_path / "found.json").read_text()) == records
+
+
+def test_lines_of_yolo() -> None:
+    example = DetectionExample(
+        encoded=b"",
+        boxes_yxyx=np.array([[0.25, 0.5, 0.75, 1.0], [0, 0, 1, 1]], np.float32),
+        labels=np.array([2, 1], np.int32),
+        is_crowd=np.array([False, True]),
+        areas=np.ones(2, np.float32),
+        image_id=1,
+        height=100,
+        width=200,
+        file_name="a.jpg",
+    )
+    assert list(list_yolo_lines(example)) == ["1 0.750000 0.500000 0.500000 0.500000\n"]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Write a data set of VOC with an image for each split, and return its folder."""
+    import cv2
+
+    folder = tmp_path / "voc"
+    for name in ("Annotations", "JPEGImages", "ImageSets/Main"):
+        (folder / name).mkdir(parents=True)
+    for number, split in enumerate(("train", "val", "test")):
+        pixels = np.full((60, 80, 3), 40 * number, np.uint8)
+        (folder / "JPEGImages" / f"{split}_one.jpg").write_bytes(cv2.imencode(".jpg", pixels)[1].tobytes())
+        (folder / "ImageSets/Main" / f"{split}.txt").write_text(f"{split}_one\n")
+        (folder / "Annotations" / f"{split}_one.xml").write_text(
+            f"<annotation><filename>{split}_one.jpg</filename><size><width>80</width><height>60</height><depth>3</depth>"
+            "</size><object><name>cell</name><difficult>0</difficult><bndbox><xmin>11</xmin><ymin>6</ymin><xmax>50</xmax>"
+            "<ymax>36</ymax></bndbox></object></annotation>"
+        )
+    return folder
+
+
+def test_a_data_set_is_written_for_others(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "written"
+    assert write_data(data, folder) == {"train": 1, "val": 1, "test": 1}
+    ((image, path),) = coco_detections.read_images(folder, "test")
+    assert path.read_bytes() == (data / "JPEGImages" / "test_one.jpg").read_bytes()
+    truth = json.loads((folder / "test.json").read_text())
+    (category_id,) = coco_detections.read_category_ids(folder)
+    left, top, width, height = truth["annotations"][0]["bbox"]
+    (line,) = (folder / "labels" / "test" / path.name).with_suffix(".txt").read_text().splitlines()
+    shares = [float(word) for word in line.split()]
+    expected = [0, (left + width / 2) / 80, (top + height / 2) / 60, width / 80, height / 60]
+    assert shares == pytest.approx(expected, abs=1e-6)
+    found = coco_detections.to_records(image["id"], [(left, top, left + width, top + height)], [category_id], [0.9])
+    assert score_detections(folder / "test.json", found).figures["AP"] == pytest.approx(1)
+    assert "test: images/test" in (folder / "data.yaml").read_text().splitlines()
+
+
+def test_test_images_are_needed(data: Path, tmp_path: Path) -> None:
+    (data / "ImageSets/Main/test.txt").unlink()
+    with pytest.raises(ValueError, match="test"):
+        write_data(data, tmp_path / "written")
+
+
+def test_margins_are_of_each_budget() -> None:
+    margins = list_margins(ROWS, "ssd_train")
+    assert [(margin.minutes, margin.other.program, margin.is_behind) for margin in margins] == [
+        (5.0, "other", True),
+        (10.0, "other", False),
+    ]
+    assert margins[0].differences == pytest.approx((0.25, -0.01))
+
+
+def test_table_has_what_failed() -> None:
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in format_rows(ROWS).splitlines()]
+    assert cells[2] == ["ssd_train", "5", "4.9", "160 steps", ".450", ".800", ""]
+    assert cells[4] == ["third", "5", "", "", "", "", "a / b c"]
+    assert len(cells) == 2 + len(ROWS)
+
+
+def test_results_hold_machine_settings_and_table() -> None:
+    text = format_results({"machine": "some"}, {"other": "its own"}, ROWS, list_margins(ROWS, "ssd_train"))
+    lines = text.splitlines()
+    assert "- machine: some" in lines
+    assert "- other: its own" in lines
+    assert sum(line.startswith("| ") for line in lines) == 2 + len(ROWS)
+
+
+class Fake:
+    """A program that fails, at once or while it trains, or detects nothing."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name, self.settings, self.folder, self.prepared = name, "none", folder / name, 0
+
+    def prepare(self, minutes: float) -> None:
+        """Fail if it is named so."""
+        self.prepared += 1
+        if self.name == "uninstallable":
+            raise TrainingError("no such release")
+
+    def train(self, minutes: float, folder: Path) -> tuple[float, str]:
+        """Pretend."""
+        return 60 * minutes, "1 epoch"
+
+    def detect(self, folder: Path) -> Path:
+        """Detect nothing."""
+        folder.mkdir(parents=True)
+        coco_detections.write_detections(folder / "detections.json", [])
+        return folder / "detections.json"
+
+
+def test_what_cannot_be_installed_is_in_the_table(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    learners = [Fake(tmp_path, "ssd_train"), Fake(tmp_path, "uninstallable")]
+    monkeypatch.setattr(learning, "make_learners", lambda *_: learners)
+    monkeypatch.setattr(learning, "RESULTS", tmp_path / "results.md")
+    monkeypatch.setattr("os.sched_setaffinity", lambda *_: None)
+    output = tmp_path / "output"
+    arguments = ["--data", str(data), "--budgets", "2,1", "--output", str(output), "--write_results"]
+    assert learning.main(arguments) == 1
+    rows = learning.read_rows(output / "rows.json")
+    assert [(row.program, row.minutes, row.used, row.ap, row.note) for row in rows] == [
+        ("ssd_train", 1.0, 1.0, 0.0, ""),
+        ("uninstallable", 1.0, 0.0, None, "no such release"),
+        ("ssd_train", 2.0, 2.0, 0.0, ""),
+        ("uninstallable", 2.0, 0.0, None, "no such release"),
+    ]
+    assert [one.prepared for one in learners] == [2, 1]
+    assert (tmp_path / "results.md").read_text().count("no such release") == 2
+    assert learning.main(arguments) == 1  # what has a result is not trained again
+    assert [one.prepared for one in learners] == [2, 2]
+    assert "uninstallable" in capsys.readouterr().out
+
+
+def test_selection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = ["--output", str(tmp_path / "output")]
+    words = ["--data", str(tmp_path), *output]
+    options = learning.parse([*words, "--budgets", "10,5", "--variant=--backbone resnet18"])
+    assert options.budgets == (5.0, 10.0)
+    names = [one.name for one in learning.make_learners(options, tmp_path, tmp_path)]
+    assert names == ["ssd_train", "ssd_train --backbone resnet18", "ultralytics YOLOv8n", "torchvision SSDLite320"]
+    wrong = ["--budgets", "0"], ["--data", str(tmp_path / "none")], ["--output", output[1], "--seed", "1"]
+    for flag, *more in wrong:
+        with pytest.raises(SystemExit) as end:
+            learning.parse([*words, flag, *more])
+        assert end.value.code == 2
+        assert flag in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_only_test_images_are_scored(tmp_path: Path) -> None:
+    (tmp_path / "evaluation.json").write_text('{"split": "val"}')
+    with pytest.raises(TrainingError, match="val"):
+        Ours(tmp_path, tmp_path, 0).detect(tmp_path)
+
+
+def test_epochs_of_the_measured_runs_differ() -> None:
+    assert len(set(EPOCHS)) == len(EPOCHS) == 2
