@@ -30,8 +30,8 @@ TORCH = ("torch==2.14.1", "torchvision==0.29.1")
 ULTRALYTICS = "ultralytics==8.4.190"
 
 
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line, and note what the runs in the output are of; it ends the program where that differs."""
+def make_parser() -> argparse.ArgumentParser:
+    """Declare the flags."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="data set with train, val and test, in any layout")
     parser.add_argument("--budgets", type=parse_budgets, default=BUDGETS, help="processor-minutes, such as 5,10,20,40")
@@ -40,6 +40,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of all trainings")
     parser.add_argument("--output", type=Path, default=Path("runs/learning"), help="folder of all runs")
     parser.add_argument("--write_results", action="store_true", help=f"write {RESULTS.name}, to be committed")
+    return parser
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line, and note what the runs in the output are of; it ends the program where that differs."""
+    parser = make_parser()
     options = parser.parse_args(arguments)
     if not options.data.exists():
         parser.error(f"--data {options.data}: is not there")

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import tyro
+from benchmarks.learning import make_parser as make_learning_parser
 from packaging.requirements import Requirement
 from tools.imports import read_modules
 from tools.release import make_parser as make_release_parser
@@ -52,6 +53,7 @@ PROGRAMS = {
 LAUNCHER = "gaudi-run"
 CONVERTER = ["python", "-m", "gaudi_models.weights"]
 RELEASE = ["python", "tools/release.py"]
+LEARNING = ["python", "-m", "benchmarks.learning"]
 # What nobody runs here, and why.
 # They need a network, do nothing, never end, or need a cluster.
 NOT_RUN = {
@@ -194,6 +196,7 @@ def test_command_in_documents_is_one(command: str, monkeypatch: pytest.MonkeyPat
         "gaudi-run install-horovod --with_torch",
         "gaudi-run status --np 2",
         "python tools/release.py changelog",
+        "python -m benchmarks.learning --budget 5",
         "curl example",
     ],
 )
@@ -211,6 +214,8 @@ def check_command(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = next((name for name in PROGRAMS if words[: len(name.split())] == name.split()), None)
     if words[:3] == CONVERTER:
         parse_weights().parse_args(words[3:])
+    elif words[:3] == LEARNING:
+        make_learning_parser().parse_args(words[3:])
     elif words[:2] == RELEASE:
         make_release_parser().parse_args(words[2:])
     elif words[0] == LAUNCHER:

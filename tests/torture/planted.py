@@ -55,11 +55,17 @@ PROGRAM = "ops/src/gaudi_ops/program.py"
 DOCUMENTS = "datasets/src/gaudi_datasets/documents.py"
 
 BUGS = (
-    Bug("a shard is not synced", CONVERSION, "sync_file(file)\n            write_json", "write_json", POWER),
+    Bug(
+        "a shard is not synced",
+        CONVERSION,
+        "sync_file(file)\n            if bring",
+        "file.read(0)\n            if bring",
+        POWER,
+    ),
     Bug(
         "a shard that was changed since the plan is published",
         CONVERSION,
-        'if not path.is_file() or _checksum_file(path) != row["crc32c"]:',
+        'if not path.is_file() or checksum_file(path) != row["crc32c"]:',
         "if not path.is_file():",
         CONVERT,
     ),
