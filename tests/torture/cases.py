@@ -27,7 +27,7 @@ import resource
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -436,7 +436,7 @@ class Case:
         is_early = bool(signals & {signal.SIGTERM, signal.SIGINT})  # before its own code runs
         if ended.status is None:
             self.wrong.append("hangs")
-        elif is_starved(ended):
+        elif is_starved(ended, signals):
             return
         elif "Traceback (most recent call last)" in ended.err + ended.out and not is_early:
             self.wrong.append(f"traceback: {_last_line(ended)}")
@@ -531,8 +531,13 @@ def _allow_signals(disturbance: Disturbance, saves: bool) -> set[int]:
     return {int(each) for each in allowed}
 
 
-def is_starved(ended: Ended) -> bool:
-    """Tell whether the C library ended a program, which it does where a thread's own variables find no memory."""
+def is_starved(ended: Ended, signals: Collection[int]) -> bool:
+    """Tell whether a library ended a program: C's, where a thread's own variables find no memory, or MXNet's.
+
+    MXNet answers a signal that may end the program by a message and a status.
+    """
+    if ended.status == 255 and signal.SIGSEGV in signals:
+        return "Segmentation fault: 11" in ended.err
     return ended.status == 127 and "cannot allocate memory for thread-local data" in ended.err
 
 

@@ -131,8 +131,15 @@ def read_json(path: Path, *without: str) -> Any:
 
 
 def read_lines(path: Path) -> list[Any]:
-    """Read a file of JSON lines."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    """Read a file of JSON lines; one that is damaged is taken as a text."""
+    return [_read_line(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+
+
+def _read_line(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return line.decode(errors="backslashreplace")
 
 
 def collect_records(folder: Path) -> Results:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from gaudi_datasets.errors import AccessError, DataError, MissingInputError, Tra
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, shard_indices
 
 _UNDECODABLE = "an image of the records cannot be decoded"
+_SYSTEM_ERROR = r"\w+: \[Errno (\d+)\] (.*?)(?:: ('[^']*'|\"[^\"]*\"))?(?: -> .*)?$"  # as Python writes an OSError
 _JPEG = b"\xff\xd8\xff"
 
 
@@ -29,15 +31,18 @@ def read_batches(
     Raises:
         DataError: a record is damaged, or an image cannot be decoded.
         AccessError, TransferError, MissingInputError: a record is in a store alone, which does not give it.
+        OSError: the system cannot read a file.
     """
     try:
         yield from dataset
     except tf.errors.UnknownError as error:
         kinds = {kind.__name__: kind for kind in (AccessError, TransferError, MissingInputError)}
-        ours = re.search(rf"({'|'.join(kinds)}): (.*)", error.message)
-        if ours is None:
-            raise
-        raise kinds[ours[1]](ours[2]) from None
+        if ours := re.search(rf"({'|'.join(kinds)}): (.*)", error.message):
+            raise kinds[ours[1]](ours[2]) from None
+        if found := re.search(_SYSTEM_ERROR, error.message, re.MULTILINE):
+            path = ast.literal_eval(found[3]) if found[3] else None
+            raise OSError(int(found[1]), found[2], path) from None
+        raise
     except tf.errors.InvalidArgumentError as error:
         # Of an exception within tf.data only class name and message come out, after the name of a node.
         ours = re.search(r"(?:DataError|BadImageError): (.*)", error.message)

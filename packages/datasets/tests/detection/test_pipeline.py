@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import functools
 import io
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -276,6 +278,21 @@ def test_damage_is_told_as_the_source_told_it(make: Any) -> None:
         list(read_batches(make(source, InputOptions(2))))
     assert str(caught.value).startswith("train-00000-of-00001.tfrecord: record 1: its checksum is")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [train_dataset, eval_dataset])
+@pytest.mark.parametrize(("number", "path"), [(errno.EIO, "photos/it's: [Errno 1].jpg"), (errno.ENOMEM, None)])
+def test_what_the_system_cannot_read_is_its_error(
+    number: int, path: str | None, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(index: int) -> DetectionExample:
+        raise OSError(number, os.strerror(number), *([path] if path else []))
+
+    source = MemorySource([make_example(1), make_example(2)])
+    monkeypatch.setattr(source, "read", fail)
+    with pytest.raises(OSError, match=os.strerror(number)) as caught:
+        list(read_batches(make(source, InputOptions(2))))
+    assert (caught.value.errno, caught.value.filename) == (number, path)
 
 
 @pytest.mark.parametrize("make", [train_dataset, eval_dataset])
