@@ -18,7 +18,7 @@ from benchmarks import learning  # noqa: E402
 from benchmarks.learners import EPOCHS, EVERY, STEPS, Ours, TrainingError, fit_epochs, fit_steps, mark_step  # noqa: E402
 from benchmarks.learning_data import list_yolo_lines, write_data  # noqa: E402
 from benchmarks.learning_table import Row, format_results, format_rows, list_margins  # noqa: E402
-from benchmarks.peers import coco_detections  # noqa: E402
+from benchmarks.peers import program  # noqa: E402
 from benchmarks.processor_time import read_tree, run_measured  # noqa: E402
 
 from gaudi_datasets.detection.examples import DetectionExample  # noqa: E402
@@ -115,14 +115,14 @@ def test_steps_are_marked() -> None:
 
 def test_results_of_others_are_coco_records(tmp_path: Path) -> None:
     boxes = [(10.0, 20.0, 40.0, 60.0), (0.0, 0.0, 5.0, 5.0)]
-    records = coco_detections.to_records(7, boxes, [2, 1], [0.5, 0.75])
+    records = program.to_records(7, boxes, [2, 1], [0.5, 0.75])
     assert records == [
         {"image_id": 7, "category_id": 1, "bbox": [0.0, 0.0, 5.0, 5.0], "score": 0.75},
         {"image_id": 7, "category_id": 2, "bbox": [10.0, 20.0, 30.0, 40.0], "score": 0.5},
     ]
-    many = coco_detections.to_records(7, boxes * 60, [1] * 120, [0.1] * 120)
-    assert len(many) == coco_detections.MOST_DETECTIONS
-    coco_detections.write_detections(tmp_path / "found.json", records)
+    many = program.to_records(7, boxes * 60, [1] * 120, [0.1] * 120)
+    assert len(many) == program.MOST_DETECTIONS
+    program.write_detections(tmp_path / "found.json", records)
     assert json.loads((tmp_path / "found.json").read_text()) == records
 
 
@@ -164,16 +164,16 @@ def data(tmp_path: Path) -> Path:
 def test_a_data_set_is_written_for_others(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "written"
     assert write_data(data, folder) == {"train": 1, "val": 1, "test": 1}
-    ((image, path),) = coco_detections.read_images(folder, "test")
+    ((image, path),) = program.read_images(folder, "test")
     assert path.read_bytes() == (data / "JPEGImages" / "test_one.jpg").read_bytes()
     truth = json.loads((folder / "test.json").read_text())
-    (category_id,) = coco_detections.read_category_ids(folder)
+    (category_id,) = program.read_category_ids(folder)
     left, top, width, height = truth["annotations"][0]["bbox"]
     (line,) = (folder / "labels" / "test" / path.name).with_suffix(".txt").read_text().splitlines()
     shares = [float(word) for word in line.split()]
     expected = [0, (left + width / 2) / 80, (top + height / 2) / 60, width / 80, height / 60]
     assert shares == pytest.approx(expected, abs=1e-6)
-    found = coco_detections.to_records(image["id"], [(left, top, left + width, top + height)], [category_id], [0.9])
+    found = program.to_records(image["id"], [(left, top, left + width, top + height)], [category_id], [0.9])
     assert score_detections(folder / "test.json", found).figures["AP"] == pytest.approx(1)
     assert "test: images/test" in (folder / "data.yaml").read_text().splitlines()
 
@@ -227,7 +227,7 @@ class Fake:
     def detect(self, folder: Path) -> Path:
         """Detect nothing."""
         folder.mkdir(parents=True)
-        coco_detections.write_detections(folder / "detections.json", [])
+        program.write_detections(folder / "detections.json", [])
         return folder / "detections.json"
 
 

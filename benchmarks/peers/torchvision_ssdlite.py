@@ -8,7 +8,6 @@ where there is torchvision, and nothing of this project. Usage: python torchvisi
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
@@ -16,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch  # type: ignore[import-not-found]
-from coco_detections import read_category_ids, read_images, to_records, write_detections  # type: ignore[import-not-found]
 from PIL import Image
+from program import parse, read_category_ids, read_images, to_records, write_detections  # type: ignore[import-not-found]
 from torchvision import tv_tensors  # type: ignore[import-not-found]
 from torchvision.models.detection import ssdlite320_mobilenet_v3_large  # type: ignore[import-not-found]
 from torchvision.transforms import v2  # type: ignore[import-not-found]
@@ -112,15 +111,8 @@ def detect(data: Path, output: Path) -> None:
 
 def main() -> None:
     """Train or detect, as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("mode", choices=("train", "detect"))
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parse(__doc__)
     torch.set_num_threads(1)
-    options.output.mkdir(parents=True, exist_ok=True)
     if options.mode == "train":
         train(options.data, options.output, options.epochs, options.seed)
     else:

@@ -7,12 +7,13 @@ python ultralytics_yolo.py train|detect --data DATA --output FOLDER [--epochs N]
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
+
+from program import parse, read_category_ids, to_records, write_detections  # type: ignore[import-not-found]
 
 SIDE, BATCH = 320, 16
 
@@ -45,7 +46,6 @@ def train(data: Path, output: Path, epochs: int, seed: int) -> None:
 
 def detect(data: Path, output: Path) -> None:
     """Detect on the test images by the program's own evaluation, which looks at all scores from .001 on."""
-    from coco_detections import read_category_ids, to_records, write_detections  # type: ignore[import-not-found]
     from ultralytics import YOLO
 
     model = YOLO(output / "run" / "weights" / "best.pt")
@@ -69,14 +69,7 @@ def detect(data: Path, output: Path) -> None:
 
 def main() -> None:
     """Train or detect, as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("mode", choices=("train", "detect"))
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    options.data = options.data.resolve()
+    options = parse(__doc__)
     prepare(options.output.resolve())
     if options.mode == "train":
         train(options.data, options.output, options.epochs, options.seed)

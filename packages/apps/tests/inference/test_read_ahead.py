@@ -87,17 +87,20 @@ def test_batches_are_computed_side_by_side_and_come_in_order(side_by_side: int) 
     """The computations wait for as many others as are to run at once."""
     all_run = threading.Barrier(side_by_side)
 
-    def compute(inputs: Any) -> list[Any]:
+    def compute(batch: list[InputImage]) -> Any:
         all_run.wait(SECONDS)
-        return [inputs.sum(axis=(1, 2, 3))]
+        return batch, [batch[0].network_input.sum(keepdims=True)]
 
     computed = compute_ahead(compute, make_batches(*range(6)), side_by_side)
-    found = [(batch[0].network_input[0, 0, 0], outputs[0][0]) for batch, outputs in computed]
+    found = [(batch[0].network_input[0, 0, 0], outputs[0].item()) for batch, outputs in computed]
     assert found == [(number, 3 * number) for number in range(6)]
 
 
 def test_an_error_of_a_computation_comes_at_its_place() -> None:
-    computed = compute_ahead(lambda inputs: [np.array(1 // int(inputs.max()))], make_batches(1, 0, 1), 2)
+    def compute(batch: list[InputImage]) -> Any:
+        return batch, [1 // int(batch[0].network_input.max())]
+
+    computed = compute_ahead(compute, make_batches(1, 0, 1), 2)
     assert next(computed)[1][0] == 1
     with pytest.raises(ZeroDivisionError):
         next(computed)

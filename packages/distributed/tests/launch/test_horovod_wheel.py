@@ -112,10 +112,10 @@ def test_what_the_system_lacks(tmp_path: Path, programs: dict[str, str], variabl
 
 def test_debug_information_is_left_out(tmp_path: Path) -> None:
     environ = make_programs(tmp_path, {"my g++": """printf '%s|' "$@"; exit 3"""})
-    compiler = write_compiler(tmp_path / "cxx", "my g++")
+    compiler = write_compiler(tmp_path / "cxx", "'my g++' -pipe")
     command = [str(compiler), "-O3 -g", "-c", "a b.cc"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (3, "-O3 -g|-c|a b.cc|-g0|")
+    assert (done.returncode, done.stdout) == (3, "-pipe|-O3 -g|-c|a b.cc|-g0|")
 
 
 def test_without_a_package_index_it_says_what_it_needs(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
 
-# Of a class, as many boxes vote at most, of scores above this share of the threshold. A kept box has so much more
-# weight: the less the others have, the less it moves.
+# Most voters of a class, the share of the score threshold above which they are, and what a kept box weighs besides.
 VOTERS, VOTING_FLOOR, OWN_WEIGHT = 600, 0.2, 0.05
 
 

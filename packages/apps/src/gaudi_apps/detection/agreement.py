@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +16,8 @@ from gaudi_ops.boxes import choose_voters, vote_on_boxes
 
 SCORE_THRESHOLD = 0.05
 IOU_THRESHOLD = VOTING_IOU = 0.5
-# At most; and of the boxes of a class, that many, the best ones, go into suppression, as was published. Where boxes
-# vote, more do.
-DETECTIONS_PER_IMAGE, VOTED_PER_CLASS = 200, 400
+# At most; and so many of the best boxes of a class go into suppression, as was published. Where boxes vote, more do.
+DETECTIONS_PER_IMAGE, CANDIDATES_WITH_VOTES = 200, 400
 SCORE_TOLERANCE = 0.01  # what bfloat16 may change of a score
 # What it may change of the mean of boxes, of which each may change by 1e-3, as may the overlaps that weigh them.
 VOTED_TOLERANCE = 0.006
@@ -112,37 +112,42 @@ def compare_rounded(
     return Agreement({"box_difference": sides, "score_difference": changes}, len(differences) - 1, tolerances)
 
 
-class Candidates(NamedTuple):
+class Candidates:
     """Hold what the network found in an image before suppression.
 
-    Attributes:
+    Args:
         boxes_yxyx: float32 [n, 4].
         scores: float32 [n, classes with the background].
         box_voting: boxes vote before they are compared.
     """
 
-    boxes_yxyx: npt.NDArray[np.float32]
-    scores: npt.NDArray[np.float32]
-    box_voting: bool = False
+    def __init__(self, boxes_yxyx: npt.NDArray[np.float32], scores: npt.NDArray[np.float32], box_voting: bool) -> None:
+        self.boxes_yxyx, self.scores, self.box_voting = boxes_yxyx, scores, box_voting
+        self._tolerance = VOTED_TOLERANCE if box_voting else TOLERANCE
+        self._find_boxes = cache(self._find_boxes_of_class)  # for an image has many detections of a class
+
+    def _find_boxes_of_class(self, label: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float32]]:
+        """Return the places of the boxes that may be detections of a class, and these as they would be."""
+        scores = self.scores[:, label]
+        places = np.flatnonzero(scores > SCORE_THRESHOLD - 2 * SCORE_TOLERANCE)
+        boxes = self.boxes_yxyx[places]
+        if self.box_voting:
+            voters, weights = choose_voters(scores, SCORE_THRESHOLD)
+            boxes = vote_on_boxes(boxes, self.boxes_yxyx[voters], weights, VOTING_IOU)
+        return places, np.clip(boxes, 0, 1)
 
     def find_nearest(self, detections: DetectionArrays, image: int, row: int) -> tuple[int, float, float]:
         """Find the box that a detection is; return its place, and the differences of sides and score.
 
         The differences are infinite where the network has no box of the class.
         """
-        scores = self.scores[:, detections.labels[image, row]]
-        places = np.flatnonzero(scores > SCORE_THRESHOLD - 2 * SCORE_TOLERANCE)
+        label = int(detections.labels[image, row])
+        places, boxes = self._find_boxes(label)
         if not len(places):
             return 0, np.inf, np.inf
-        boxes, tolerance = self.boxes_yxyx[places], TOLERANCE
-        if self.box_voting:
-            tolerance = VOTED_TOLERANCE
-            voters, weights = choose_voters(scores, SCORE_THRESHOLD)
-            boxes = vote_on_boxes(boxes, self.boxes_yxyx[voters], weights, VOTING_IOU)
-        clipped = np.clip(boxes, 0, 1)
-        sides = np.abs(clipped - detections.boxes_yxyx[image, row]).max(axis=1)
-        changes = np.abs(scores[places] - detections.scores[image, row])
-        best = np.maximum(sides / tolerance, changes / SCORE_TOLERANCE).argmin()
+        sides = np.abs(boxes - detections.boxes_yxyx[image, row]).max(axis=1)
+        changes = np.abs(self.scores[places, label] - detections.scores[image, row])
+        best = np.maximum(sides / self._tolerance, changes / SCORE_TOLERANCE).argmin()
         return int(places[best]), float(sides[best]), float(changes[best])
 
 
@@ -159,7 +164,7 @@ def _count_lost(
         places: of the boxes that the export detects, among the candidates, by row.
     """
     scores = reference.scores[image]
-    count = VOTED_PER_CLASS if candidates.box_voting else DETECTIONS_PER_IMAGE
+    count = CANDIDATES_WITH_VOTES if candidates.box_voting else DETECTIONS_PER_IMAGE
     last = -np.sort(-candidates.scores, axis=0)[:count][-1]  # of each class that goes into suppression
     lowest = np.maximum(last, max(SCORE_THRESHOLD, float(scores.min()))) + SCORE_TOLERANCE
     lost = 0

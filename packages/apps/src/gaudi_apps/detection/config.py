@@ -138,8 +138,8 @@ class NetworkFlags:
     """File of initial weights: TensorFlow checkpoint, torchvision .pth, .npz, .pickle, .safetensors, or a checkpoint of
     this program, or a URL. Weights that fit are loaded, the others are named."""
     box_voting: Annotated[Switch, fixed()] = False
-    """Move each detected box to the mean of those of its class that overlap it by more than half, weighted by score and
-    overlap, of the 400 best of the class in place of 200; in evaluations, predictions and exports of the run."""
+    """Move each detected box to the mean of those of the 600 best of its class that overlap it by more than half, by
+    score and overlap, and look at 400 of a class, not 200; in evaluations, predictions and exports of the run."""
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gaudi_apps.detection.agreement import (
+    CANDIDATES_WITH_VOTES,
     DETECTED,
     DETECTIONS_PER_IMAGE,
     IOU_THRESHOLD,
     SCORE_THRESHOLD,
-    VOTED_PER_CLASS,
     VOTING_IOU,
     compare_detections,
     compare_rounded,
@@ -307,9 +307,8 @@ def detect_combined_nms(model: Any, images: Any, box_voting: bool = False) -> tu
     logits, offsets = model(images, training=False)
     scores, decoded = tf.nn.softmax(logits)[..., 1:], _decode(offsets)
     considered = _make_rules(box_voting)["max_per_class"]
-    best = tf.math.top_k(
-        tf.transpose(scores, [0, 2, 1]), min(VOTERS + 1, scores.shape[1]) if box_voting else considered
-    )
+    count = min(VOTERS + 1, scores.shape[1]) if box_voting else considered
+    best = tf.math.top_k(tf.transpose(scores, [0, 2, 1]), count)
     scores = tf.where(scores >= best.values[:, tf.newaxis, :, considered - 1], scores, 0.0)
     found = tf.image.combined_non_max_suppression(
         decoded[:, :, tf.newaxis],
@@ -339,7 +338,7 @@ def detect_by_builtins(model: Any, images: Any, box_voting: bool = False) -> tup
 def _make_rules(box_voting: bool) -> dict[str, Any]:
     rules: dict[str, Any] = {"score_threshold": SCORE_THRESHOLD, "iou_threshold": IOU_THRESHOLD}
     rules |= {"max_per_class": DETECTIONS_PER_IMAGE, "max_detections": DETECTIONS_PER_IMAGE}
-    return rules | {"max_per_class": VOTED_PER_CLASS, "voting_iou": VOTING_IOU} if box_voting else rules
+    return rules | {"max_per_class": CANDIDATES_WITH_VOTES, "voting_iou": VOTING_IOU} if box_voting else rules
 
 
 def _decode(offsets: Any) -> Any:

@@ -11,9 +11,10 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
@@ -182,9 +183,10 @@ def predict_files(
                 images = stack.enter_context(contextlib.closing(read_ahead(images, READ_AHEAD, measure=_count_bytes)))
             most = max(1, min(batch_size, LARGEST_BATCH // side_by_side))
             batches = make_batches(itertools.takewhile(lambda _: not stop, images), most)
-            computed: Iterator[Computed] = ((batch, compute(_stack(batch))) for batch in batches)
+            compute_one = partial(_compute_batch, compute)
+            computed: Iterator[Computed] = map(compute_one, batches)
             if stop is None:  # what happens now is neither read nor computed before it is asked for
-                ahead = compute_ahead(compute, batches, side_by_side)
+                ahead = compute_ahead(compute_one, batches, side_by_side)
                 computed = stack.enter_context(contextlib.closing(read_ahead(ahead, 1)))
             for batch, outputs in computed:
                 for image, *rows in zip(batch, *outputs, strict=True):
@@ -202,39 +204,33 @@ def predict_files(
 
 
 def compute_ahead(
-    compute: Compute, batches: Iterator[list[InputImage]], side_by_side: int
+    compute: Callable[[list[InputImage]], Computed], batches: Iterator[list[InputImage]], side_by_side: int
 ) -> Generator[Computed, None, None]:
-    """Yield batches with what is computed of them, in their order, while so many others are computed by threads.
+    """Yield what is computed of batches, in their order, while so many others are computed by threads.
 
     Fewer are where their pixels take much memory. An error in reading comes after the batches that were read.
     """
     executor, error = ThreadPoolExecutor(side_by_side), None
-    started: deque[tuple[list[InputImage], Future[Any]]] = deque()
+    started: deque[tuple[int, Future[Computed]]] = deque()  # with the bytes of each
     try:
         while True:
-            while error is None and len(started) <= side_by_side and _have_room(started):
+            while error is None and len(started) <= side_by_side and sum(size for size, _ in started) < BYTES_AHEAD:
                 try:
                     batch = next(batches)
-                    started.append((batch, executor.submit(compute, _stack(batch))))
+                    started.append((sum(map(_count_bytes, batch)), executor.submit(compute, batch)))
                 except Exception as one:
                     error = one
             if not started:
                 break
-            batch, future = started.popleft()
-            yield batch, future.result()
+            yield started.popleft()[1].result()
         if error is not None and not isinstance(error, StopIteration):
             raise error
     finally:
         executor.shutdown(cancel_futures=True)
 
 
-def _have_room(started: Iterable[tuple[list[InputImage], Any]]) -> bool:
-    """Return whether another batch may be held: none is, or those that are take few bytes."""
-    return sum(_count_bytes(image) for batch, _ in started for image in batch) < BYTES_AHEAD
-
-
-def _stack(batch: Sequence[InputImage]) -> npt.NDArray[np.float32]:
-    return np.stack([image.network_input for image in batch])
+def _compute_batch(compute: Compute, batch: list[InputImage]) -> Computed:
+    return batch, compute(np.stack([image.network_input for image in batch]))
 
 
 def _count_bytes(image: InputImage) -> int:

@@ -1,11 +1,27 @@
-"""COCO results of what another program detects; it needs nothing of this project, so that its environment has it."""
+"""The command line of another program, and COCO results of what it detects, with nothing that this project needs."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+
+def parse(description: str | None) -> argparse.Namespace:
+    """Read the command line, and make the folder of the output."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("mode", choices=("train", "detect"))
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    options.data = options.data.resolve()
+    options.output.mkdir(parents=True, exist_ok=True)
+    return options
+
 
 MOST_DETECTIONS = 100  # of an image that count by COCO's rules
 
