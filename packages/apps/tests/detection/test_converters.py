@@ -108,8 +108,8 @@ def test_onnx_without_the_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> Non
     def refuse(name: str, *_: Any) -> Any:
         raise ModuleNotFoundError(f"No module named {name!r}")
 
-    monkeypatch.setattr("gaudi_apps.inference.converters.importlib.import_module", refuse)
-    with pytest.raises(MissingExtraError, match=r"onnx cannot .* pip install 'gaudi-apps\[export\]'"):
+    monkeypatch.setattr("gaudi_datasets.errors.importlib.import_module", refuse)
+    with pytest.raises(MissingExtraError, match=r"onnx cannot .*; pip install 'gaudi-apps\[export\]'"):
         require_onnx()
 
 
