@@ -73,7 +73,10 @@ def test_exports_detect_what_the_network_detects(
     assert together["boxes_yxyx"].shape == (3, 200, 4)
     one_by_one = [run_exported(model, [one]) for one in noise_images]
     alone = {name: np.concatenate([one[name] for one in one_by_one]) for name in together}
-    assert network.compare(together, alone).is_close
+    differences = network.compare(together, alone).differences
+    assert differences["box_difference"] <= 1e-3
+    # The second one that is alone has a model of its size, which rounds to another level of 8 bits here and there.
+    assert differences["score_difference"] <= (5e-3 if precision == "int8" else 1e-3)
 
 
 def test_files_name_classes_and_precision_and_are_smaller(exported: Path) -> None:
@@ -164,13 +167,13 @@ def test_what_the_processor_does_not_compute_is_not_evaluated(run: Path) -> None
 def test_threads_reach_openvino(exported: Path) -> None:
     for threads in (1, 2):
         model: Any = open_exported(exported / "openvino", "openvino", "fp32", bytes, threads)
-        assert model._compiled.get_property("INFERENCE_NUM_THREADS") == model.threads == threads
+        assert model._compiled[0].get_property("INFERENCE_NUM_THREADS") == model.threads == threads
 
 
 def test_batches_side_by_side_are_those_alone(exported: Path) -> None:
     alone = open_exported(exported / "openvino", "openvino", "fp32", bytes, 2)
     both: Any = open_exported(exported / "openvino", "openvino", "fp32", bytes, 2, many=True)
-    assert (alone.side_by_side, both.side_by_side) == (1, both._compiled.get_property("NUM_STREAMS"))
+    assert (alone.side_by_side, both.side_by_side) == (1, both._compiled[0].get_property("NUM_STREAMS"))
     generator = np.random.default_rng(0)
     size = json.loads((exported / "openvino" / "export.json").read_text())["image_size"]
     batches = [generator.uniform(0, 255, (2, size, size, 3)).astype(np.float32) for _ in range(6)]
@@ -178,6 +181,22 @@ def test_batches_side_by_side_are_those_alone(exported: Path) -> None:
         for batch, found in zip(batches, executor.map(both.compute, batches), strict=True):
             for name, values in alone.compute(batch).items():
                 np.testing.assert_allclose(found[name], values, atol=1e-4)
+
+
+def test_sizes_that_come_again_are_compiled_for_and_change_no_detections(exported: Path) -> None:
+    model: Any = open_exported(exported / "openvino", "openvino", "fp32", bytes, 2)
+    image_size = json.loads((exported / "openvino" / "export.json").read_text())["image_size"]
+    images = np.random.default_rng(0).uniform(0, 255, (5, image_size, image_size, 3)).astype(np.float32)
+    first = model.compute(images)
+    assert [*model._compiled] == [0]
+    for size in (5, 1, 2, 1, 2, 1, 1, 2, 2, 3, 3, 4, 4):  # more sizes than it keeps models of
+        found = model.compute(images[:size])
+        for name, values in first.items():
+            np.testing.assert_allclose(found[name], values[:size], atol=1e-4)
+    assert [*model._compiled] == [0, 5, 1, 2]
+    with pytest.raises(RuntimeError):
+        model.compute(images[:2, :9])
+    np.testing.assert_array_equal(model.compute(images[:2])[name], found[name][:2])
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

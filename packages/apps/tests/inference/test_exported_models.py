@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_apps.inference.exported_models import import_runtime, open_exported, resize_pixels
+from gaudi_apps.inference.exported_models import import_runtime, open_exported
+from gaudi_apps.inference.media import resize_pixels
 from gaudi_datasets.errors import DataError, MissingExtraError
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from gaudi_ops.errors import DataError as DataError
 from gaudi_ops.errors import GaudiError as GaudiError
 from gaudi_ops.errors import UnsafeError as UnsafeError
@@ -39,3 +42,21 @@ class MissingExtraError(GaudiError, ImportError):
     """An optional dependency that is not installed; the message names the extra that brings it."""
 
     exit_status = 78
+
+
+def import_extra(name: str, extra: str, asked: str = "") -> Any:
+    """Import a library that an extra brings.
+
+    Args:
+        name: of its module.
+        extra: as ``"gaudi-apps[openvino]"``.
+        asked: the flag with its value that needs it, or nothing.
+
+    Raises:
+        MissingExtraError: it cannot be imported.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        reason = f"{asked}{': ' if asked else ''}{name} cannot be imported ({error})"
+        raise MissingExtraError(reason, flag=asked.split(" ")[0], remedy=f"pip install '{extra}'") from error

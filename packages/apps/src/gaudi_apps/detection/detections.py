@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import PIL.Image
 
-from gaudi_apps.inference.exported_models import CheckedExport, open_model, resize_pixels
-from gaudi_apps.inference.media import Preprocessor
+from gaudi_apps.inference.exported_models import CheckedExport, open_model
+from gaudi_apps.inference.media import Preprocessor, resize_pixels
 from gaudi_apps.inference.tiles import Rows, Tiles, suppress_across_classes
 from gaudi_apps.inference.visualizer import Image, decode_like_tensorflow, draw_detections
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.drawing import fit_image
-from gaudi_datasets.errors import DataError, FlagError, MissingExtraError
+from gaudi_datasets.errors import DataError, FlagError, import_extra
 
 if TYPE_CHECKING:
     from gaudi_apps.inference.media import InputImage
@@ -233,13 +233,7 @@ def load_supervision() -> Any:
     Raises:
         MissingExtraError: it is not installed.
     """
-    try:
-        import supervision
-    except ImportError as error:
-        raise MissingExtraError(
-            f"supervision is not installed ({error})", remedy="pip install 'gaudi-apps[supervision]'"
-        ) from None
-    return supervision
+    return import_extra("supervision", "gaudi-apps[supervision]")
 
 
 def make_supervision(

@@ -92,13 +92,13 @@ def make_plan(config: SSDConfig, num_images: int, workers: int = 1, version: int
 
 
 PEAK_RATE, BATCH_OF_PEAK_RATE = 0.024, 8
-LONG_STEPS, SHORT_ZOOM_IN = 1000, 0.8
+FEW_STEPS, SHORT_ZOOM_IN = 1000, 0.8
 EPOCHS, FEWEST_STEPS = 50, 800
 WARMUP_SHARE, MOST_WARMUP_STEPS = 0.18, 150
 # Images a second that a processor trains on, with bf16 and without, and an accelerator, to plan with, with ResNet-34.
 ASSUMED_SPEEDS = (4.5, 2.5, 250.0)
-# What has time for fewer steps with ResNet-34 learns more with this backbone, which is so many times as fast.
-SHORT_STEPS, SHORT_BACKBONE, SHORT_SPEED = 400, "resnet18", 2.1
+# What has time for few steps with ResNet-34 learns more with this backbone, which is so many times as fast.
+SHORT_BACKBONE, SHORT_SPEED = "resnet18", 2.1
 
 
 def choose_recipe(
@@ -117,7 +117,7 @@ def choose_recipe(
     choose_length = partial(choose_steps, config, given, per_epoch=per_epoch, epochs=EPOCHS, fewest=FEWEST_STEPS)
     length = choose_length(speed / batch)
     is_free = not ({"backbone", "weights"} & given or find_weights(backbone))
-    if config.recipe.minutes and is_free and int(length.value) < SHORT_STEPS:
+    if config.recipe.minutes and is_free and int(length.value) < FEW_STEPS:
         backbone, length = SHORT_BACKBONE, choose_length(SHORT_SPEED * speed / batch)
     steps = int(length.value)
     rising = choose_warmup(steps)
@@ -133,7 +133,7 @@ def choose_recipe(
         *([] if "warmup_epochs" in given else [Choice("lr_warmup_steps", rising, _WARMUP_REASON)]),
         choose_average(steps),
         *BOXES,
-        *([] if steps >= LONG_STEPS else [Choice("zoom_in", SHORT_ZOOM_IN, "few steps: crops that show most of it")]),
+        *([] if steps >= FEW_STEPS else [Choice("zoom_in", SHORT_ZOOM_IN, "few steps: crops that show most of it")]),
         *choose_evaluations(given, steps, per_epoch, validates=validates),
     ]
     if backbone != config.network.backbone:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import importlib
 import inspect
 import json
 import logging
@@ -24,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from gaudi_apps.runtime.errors import ExportError
-from gaudi_datasets.errors import MissingExtraError
+from gaudi_datasets.errors import import_extra
 from gaudi_datasets.output_files import write_json
 from gaudi_models.weights import WeightsMetadata
 from gaudi_ops.files import write_file
@@ -294,12 +293,7 @@ def _convert_traced(traced: Any, signature: Any) -> Any:
 def require_onnx(wanted: str = "onnx") -> None:
     """Raise MissingExtraError unless the converter to ONNX and the runtime of ONNX are installed, for a format."""
     for name in ("onnx", "onnxruntime", "tf2onnx"):
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise MissingExtraError(
-                f"--export_format {wanted}: {name} cannot be imported ({error}); pip install 'gaudi-apps[export]'"
-            ) from error
+        import_extra(name, "gaudi-apps[export]", f"--export_format {wanted}")
 
 
 def write_tflite(

@@ -55,6 +55,15 @@ class Preprocessor:
         return self.read(encoded)[0]
 
 
+def resize_pixels(pixels: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.float32]:
+    """Resize pixels [height, width, 3] bilinearly without antialiasing, as TensorFlow does, to float32 [side, side, 3].
+
+    Values stay in 0..255; they differ from TensorFlow's by less than .02.
+    """
+    resized = cv2.resize(pixels.astype(np.float32), (side, side), interpolation=cv2.INTER_LINEAR)
+    return np.asarray(resized, np.float32)
+
+
 @dataclass(frozen=True, eq=False)
 class InputImage:
     """An image, or a frame of a video, to predict on.

@@ -15,7 +15,7 @@ from gaudi_apps.mxnet.config import SSDMXNetConfig
 from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.trainer import Callback, Score
 from gaudi_datasets.detection.augmentation import PROPOSALS_PER_PASS
-from gaudi_datasets.errors import MissingExtraError
+from gaudi_datasets.errors import import_extra
 from gaudi_distributed.launch.planning import CACHES_CLEARED
 from gaudi_ops.program import say
 
@@ -147,10 +147,6 @@ def load_mllog() -> tuple[Any, Any]:
     Raises:
         MissingExtraError: the package is not installed.
     """
-    try:
-        from mlperf_logging.mllog import constants, mllog
-    except ImportError as error:
-        raise MissingExtraError(
-            f"--mlperf: mlperf_logging cannot be imported ({error}); pip install 'gaudi-apps[mlperf]'"
-        ) from error
+    names = ("mlperf_logging.mllog.mllog", "mlperf_logging.mllog.constants")
+    mllog, constants = (import_extra(name, "gaudi-apps[mlperf]", "--mlperf") for name in names)
     return mllog, constants

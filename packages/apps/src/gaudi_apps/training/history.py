@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import importlib
 import io
 import json
 import os
@@ -27,7 +26,7 @@ from urllib.parse import urlsplit, urlunsplit
 from gaudi_apps.runtime.errors import RanksChangedError, StoppedError, warn
 from gaudi_apps.training.checkpoint import RunState
 from gaudi_apps.training.trainer import Callback, Score
-from gaudi_datasets.errors import MissingExtraError
+from gaudi_datasets.errors import import_extra
 from gaudi_datasets.output_files import write_json
 from gaudi_datasets.program import count_things
 from gaudi_ops.files import open_regular_file, read_text, sync_file, write_file
@@ -184,14 +183,7 @@ def require_loggers(names: Sequence[str]) -> None:
 
 
 def _load(name: str) -> Any:
-    try:
-        return importlib.import_module(EXTRAS[name])
-    except ImportError as error:
-        raise MissingExtraError(
-            f"--log_to {name}: {EXTRAS[name]} cannot be imported ({error})",
-            flag="--log_to",
-            remedy=f"pip install 'gaudi-apps[{name}]'",
-        ) from error
+    return import_extra(EXTRAS[name], f"gaudi-apps[{name}]", f"--log_to {name}")
 
 
 class RunLogger(Callback):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from gaudi_distributed.cluster.rank_info import RankInfo
@@ -34,33 +35,19 @@ class CollectiveCommunicator:
             )
         self.rank, self.size = rank_info.rank, rank_info.size
         self.local_rank, self.local_size = rank_info.local_rank, rank_info.local_size
-        self._strategy, self._max_bytes, self._compressed_dtype = strategy, max_bytes, compressed_dtype
+        self._strategy = strategy
+        self._reduce = partial(reduce_in_buckets, max_bytes=max_bytes, compressed_dtype=compressed_dtype)
         self._graph = tf.function(self._sum_in_graph, autograph=False)
         self.group_size, self._group_calls = group_size, 0
 
     def allreduce(self, tensors: Sequence[Any], *, average: bool = True, compressed: bool = False) -> list[Any]:
         """See `Communicator.allreduce`."""
-        return reduce_in_buckets(
-            tensors,
-            size=self.size,
-            average=average,
-            compressed=compressed,
-            max_bytes=self._max_bytes,
-            compressed_dtype=self._compressed_dtype,
-            total=self._sum,
-        )
+        return self._reduce(tensors, size=self.size, average=average, compressed=compressed, total=self._sum)
 
     def allreduce_group(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the sum of each tensor over the ranks of this one's group, of `group_size`; no other rank hears it."""
-        return reduce_in_buckets(
-            tensors,
-            size=self.group_size,
-            average=False,
-            compressed=False,
-            max_bytes=self._max_bytes,
-            compressed_dtype=self._compressed_dtype,
-            total=self._sum_group,
-        )
+        size = self.group_size
+        return self._reduce(tensors, size=size, average=False, compressed=False, total=self._sum_group)
 
     def broadcast(self, tensors: Sequence[Any], *, root: int = 0) -> list[Any]:
         """See `Communicator.broadcast`; strings do not travel."""

@@ -115,31 +115,16 @@ class HorovodCommunicator(HorovodRank):
 
     def __init__(self, rank_info: RankInfo, max_bytes: int, compressed_dtype: str | None, group_size: int = 1) -> None:
         super().__init__(load_horovod(), rank_info, group_size)
-        self._max_bytes, self._compressed_dtype = max_bytes, compressed_dtype
+        self._reduce = partial(reduce_in_buckets, max_bytes=max_bytes, compressed_dtype=compressed_dtype)
 
     def allreduce(self, tensors: Sequence[Any], *, average: bool = True, compressed: bool = False) -> list[Any]:
         """See `Communicator.allreduce`."""
-        return reduce_in_buckets(
-            tensors,
-            size=self.size,
-            average=average,
-            compressed=compressed,
-            max_bytes=self._max_bytes,
-            compressed_dtype=self._compressed_dtype,
-            total=self._sum,
-        )
+        return self._reduce(tensors, size=self.size, average=average, compressed=compressed, total=self._sum)
 
     def allreduce_group(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the sum of each tensor over the ranks of this one's group, of `group_size`; no other rank hears it."""
-        return reduce_in_buckets(
-            tensors,
-            size=self.group_size,
-            average=False,
-            compressed=False,
-            max_bytes=self._max_bytes,
-            compressed_dtype=self._compressed_dtype,
-            total=partial(self._sum, **self._process_set),
-        )
+        total = partial(self._sum, **self._process_set)
+        return self._reduce(tensors, size=self.group_size, average=False, compressed=False, total=total)
 
     def broadcast(self, tensors: Sequence[Any], *, root: int = 0) -> list[Any]:
         """See `Communicator.broadcast`."""
