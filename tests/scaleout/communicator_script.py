@@ -49,6 +49,7 @@ def main() -> None:
     communicator.barrier()
     communicator.close()
     save(folder / f"rank_{rank_info.rank}.npz", results)
+    gc.freeze()  # nor is it looked through at the end
 
 
 def make_tensors(rank: int) -> list[Any]:

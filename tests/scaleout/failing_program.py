@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gaudi_apps import resnet_train
+from gaudi_apps.cli.program import Program
 from gaudi_apps.runtime.session import Session
 from gaudi_apps.training import checkpoint as checkpoints
 from gaudi_distributed.failure import RankClient
@@ -32,6 +33,8 @@ _open_session = Session.__init__
 
 
 def main(fault: dict[str, Any], network: str, arguments: list[str]) -> None:
+    # What the program starts several ranks by.
+    Program.module = property(lambda _: (__file__, json.dumps(fault), network))  # type: ignore[method-assign,assignment]
     if network == "small":
         Session.__init__ = open_session  # type: ignore[method-assign,assignment]
     else:

@@ -44,6 +44,7 @@ import tensorflow as tf
 (total,) = communicator.allreduce([tf.constant(10.0**communicator.rank)], average=False)
 print("total", float(total), flush=True)
 communicator.close()
+gc.freeze()  # nor is it looked through at the end
 """
 TEXT = "two words; $(touch canary)\n'quoted'"
 

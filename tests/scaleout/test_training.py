@@ -223,17 +223,29 @@ def test_resnet_with_lars(
     assert "11/11 images" in output
 
 
+@pytest.fixture(scope="module")
+def three_steps(classes: tuple[str, ...]) -> tuple[object, ...]:
+    """Return the beginning of a command that trains the small classifier for three steps in a folder."""
+    return (*SMALL_RESNET, *classes, *BATCH, "--train_steps", 3, "--skip_eval", "--model_dir")
+
+
+@pytest.fixture(scope="module")
+def two_alone(three_steps: tuple[object, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train as two ranks, each with a batch norm of its own images."""
+    folder = tmp_path_factory.mktemp("two") / "alone"
+    run(*list_launch("gloo", 2), *three_steps, folder)
+    return folder
+
+
 @pytest.mark.parametrize("start", ["gloo", "multi_worker", pytest.param("openmpi", marks=pytest.mark.whole)])
 def test_batch_norm_over_groups(
-    classes: tuple[str, ...], alone: Callable[[str], Path], tmp_path: Path, start: str
+    three_steps: tuple[object, ...], two_alone: Path, alone: Callable[[str], Path], tmp_path: Path, start: str
 ) -> None:
     """Over groups of two among four ranks it is that of two ranks by themselves, which have as many images."""
-    three = (*SMALL_RESNET, *classes, *BATCH, "--train_steps", 3, "--skip_eval", "--model_dir")
-    run(*list_launch(start, 4), *three, tmp_path / "groups", *ALL_TOGETHER, "--bn_group", 2)
-    run(*list_launch("gloo", 2), *three, tmp_path / "alone")
+    run(*list_launch(start, 4), *three_steps, tmp_path / "groups", *ALL_TOGETHER, "--bn_group", 2)
     groups = load(tmp_path / "groups", 3)
     assert groups.metadata["batch_norm_images"] == 2
-    assert_same_training(groups, load(tmp_path / "alone", 3))
+    assert_same_training(groups, load(two_alone, 3))
     over_all = load_checkpoint(CheckpointFolder(alone("small_resnet") / "checkpoints").path(3))
     assert over_all.metadata["batch_norm_images"] == 4
     assert find_difference(groups, over_all) > 1e-2

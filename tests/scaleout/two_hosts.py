@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,9 +35,28 @@ class TwoHosts:
         """Return the command as it is run on host 0 or 1."""
         return ["ip", "netns", "exec", self.namespaces[host], *NAMED, f"host{host}", *command]
 
+    def processes(self) -> list[int]:
+        """Return the ids of the processes on both hosts but for sshd's, which notice a lost link only after hours."""
+        found = []
+        for namespace in self.namespaces:
+            done = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=True)
+            for pid in done.stdout.split():
+                with suppress(OSError):  # it has ended
+                    if not Path(f"/proc/{pid}/comm").read_text().startswith("sshd"):
+                        found.append(int(pid))
+        return found
+
+    def end_all(self) -> None:
+        """Kill every process on both hosts."""
+        for namespace in self.namespaces:
+            done = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=True)
+            for pid in done.stdout.split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+
     def unplug(self) -> None:
-        """Take the cable away."""
-        run("ip", "-n", self.namespaces[0], "link", "delete", "wire")
+        """Take the cable out of the second host; each host keeps its address."""
+        run("ip", "-n", self.namespaces[1], "link", "set", "wire", "down")
 
 
 @contextmanager

@@ -72,6 +72,7 @@ def main(kind: str, folder: Path, rank: int, size: int, steps: int, fault: str, 
     else:
         client = join_coordinator(rank_info, os.environ, show)
     assert client is not None
+    signal.signal(signal.SIGUSR1, lambda *_: signal.pause())  # from then on it comes to no step, and the others wait
     with (folder / "told").open("w", buffering=1) as told:
         told.write(f"rank {rank} has joined\n")
         for step in range(steps):

@@ -120,6 +120,18 @@ def test_standing_still_names_the_rank_that_is_furthest_behind() -> None:
     assert (cause.rank, cause.step) == (1, 7)
 
 
+def test_standing_still_names_the_rank_that_has_not_begun_though_it_came_last() -> None:
+    """Each other one waits for it in the first step, which has the same number."""
+    detector = make_detector()
+    reported(detector, (0, "step"), (0, "step"), (0, "start"))
+    detector.on_heartbeat(2, State(0, "start", 9), 5.0)
+    times = [now for now in range(230) if _alive(detector, now) and detector.check(now)]
+    assert times[0] == 206
+    cause = detector.check(230)
+    assert cause is not None
+    assert (cause.rank, cause.phase) == (2, "start")
+
+
 def _alive(detector: FailureDetector, now: float) -> bool:
     for rank in detector.present:
         state = detector._ranks[rank]

@@ -173,6 +173,7 @@ def test_lost_launcher(start_ranks: START, name: str, timeouts: Timeouts, what: 
         run = start_ranks("launched", json.loads(launcher.stdout.readline()), size=3)
         run.wait_for_all()
         launcher.send_signal(signal.Signals[name])
+        run.processes[0].send_signal(signal.SIGUSR1)  # steps take no time but the processors'
         assert run.wait() == [75, 75, 75]
     finally:
         launcher.kill()

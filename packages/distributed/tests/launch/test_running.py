@@ -239,3 +239,13 @@ def test_ranks_get_named_variables_only_and_the_token_by_no_command_line(tmp_pat
     names = set(done.stdout.split())
     assert {"TF_SETTING", "OWN", "GAUDI_RUN_TOKEN", "GAUDI_RUN_COORDINATOR", "HOROVOD_RANK"} <= names
     assert names & {"MY_SETTING", "AWS_SESSION", "TF_API_KEY"} == set()
+
+
+def test_children_that_a_launcher_began_with_are_not_its_own_to_end() -> None:
+    """As those of a script that becomes the launcher."""
+    code = "import subprocess; from gaudi_distributed.launch.guard import end_children, keep_orphans, list_children; "
+    code += "subprocess.Popen(['sleep', 'infinity']); own = keep_orphans(); "
+    code += "subprocess.run(['sh', '-c', 'sleep infinity & sleep infinity &']); print(len(list_children())); "
+    code += "end_children(own); print(list_children() == own); end_children()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=SECONDS)
+    assert done.stdout.split() == ["3", "True"]

@@ -485,9 +485,10 @@ class FailureDetector:
         bound, variable = max(state.find_bound(self._timeouts, is_training=is_training) for state in states)
         if self.left:  # the others may do what takes long and needs no other rank
             bound, variable = max((bound, variable), (self._timeouts.start_seconds, START))
-        if now - max(state.moved for state in self._ranks.values()) <= bound:
+        if now - max(state.moved for state in states) <= bound:
             return None
-        rank = min(self._ranks, key=lambda rank: (self._ranks[rank].step, self._ranks[rank].moved))
+        ranks = self._ranks  # of those at a step, the others wait for one that has not begun, however late it came
+        rank = min(ranks, key=lambda rank: (ranks[rank].step, ranks[rank].phase != _START, ranks[rank].moved))
         text = (
             f"no rank has made progress for {bound:g} s, and this one stopped first; see what it waits for "
             f"(py-spy dump), or raise {variable}; {CONTINUE}"

@@ -14,6 +14,7 @@ from gaudi_distributed.errors import MAX_ERROR, find_output_fault, open_output, 
 from gaudi_distributed.launch.elastic import start_elastic
 from gaudi_distributed.launch.experiments import list_experiments, run_experiment
 from gaudi_distributed.launch.flags import DOCTOR, INSTALL_HOROVOD, PROGRAM, STATUS, parse_flags
+from gaudi_distributed.launch.guard import end_children, keep_orphans
 from gaudi_distributed.launch.schedulers import is_job_file, write_job_file
 from gaudi_distributed.launch.status import run_status
 
@@ -27,10 +28,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
             signal.signal(number, signal.default_int_handler)
+    own = keep_orphans()
     try:
         status: Any = launch(arguments, os.environ)
     except SystemExit as end:
         status = end.code
+    finally:
+        end_children(own)  # of a guard that was killed: mpirun ends with it, and leaves ranks
     if (fault := find_output_fault()) is not None and not status:
         status = _end(fault)
     sys.exit(status)

@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -74,8 +74,7 @@ def main() -> int:
     """Run the programs that standard input describes; return the status of the one here (128 + n after signal n)."""
     line, rest = _read_line(0)
     request = json.loads(line)
-    # Whoever loses its parent below becomes a child of this process, however it was detached.
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    keep_orphans()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -84,9 +83,16 @@ def main() -> int:
         end_children()
 
 
-def end_children() -> None:
-    """Kill and reap all that is left below this process."""
-    while children := list_children():
+def keep_orphans() -> list[int]:
+    """Make whoever loses its parent below a child of this process, however it was detached; return the children now."""
+    with contextlib.suppress(AttributeError, TypeError):  # not on Linux, where nothing is launched
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    return list_children()
+
+
+def end_children(spared: Collection[int] = ()) -> None:
+    """Kill and reap all that is left below this process, but for some children."""
+    while children := set(list_children()).difference(spared):
         for pid in children:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
