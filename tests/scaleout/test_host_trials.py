@@ -1,4 +1,4 @@
-"""Trials of faults between two hosts: a lost link, a rank and a login that fail there, by mpirun, Gloo and tf.distribute.
+"""Try faults between two hosts: a lost link, a rank and a login that fail there, by mpirun, Gloo and tf.distribute.
 
 Each names the right host or rank, has the right status, ends by itself, and leaves no process on any host.
 """
