@@ -1,4 +1,4 @@
-"""Trials of faults between two hosts: a lost link, a rank and a login that fail there, by mpirun, Gloo and tf.distribute.
+"""Trials of faults between two hosts, by mpirun, Gloo and tf.distribute: a lost link, a rank and a login that fail.
 
 Each names the right host or rank, has the right status, ends by itself, and leaves no process on any host.
 """
@@ -52,7 +52,7 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, error.strip().splitlines()[-1]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["openmpi", "gloo", pytest.param("multi_worker", marks=pytest.mark.whole)])
 def test_a_lost_link_ends_the_run_on_both_hosts(
     hosts: TwoHosts,
     tmp_path: Path,
