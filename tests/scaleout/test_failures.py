@@ -144,7 +144,7 @@ class Run:
             *(str(SAVED_EVERY), "--deterministic", "--device", "cpu", "--dtype", "fp32", "--warmup_epochs", "0"),
         ]
         environ = {
-            **self.traces.environ,
+            **(os.environ if self.launcher else self.traces.environ),
             "GAUDI_RUN_STALL_SECONDS": f"{stall}",
             "GAUDI_RUN_LEAVE_SECONDS": f"{LEAVE}",
             "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -154,7 +154,7 @@ class Run:
         }
         with self.error_file.open("wb") as error, (self.folder / "output").open("wb") as output:
             return subprocess.Popen(
-                self.traces.inside(command),
+                command if self.launcher else self.traces.inside(command),
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
