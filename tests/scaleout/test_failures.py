@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.scaleout.leftovers import Traces
 from tests.scaleout.ports import RARELY, find_ports
 
 from gaudi_apps.training.checkpoint import CheckpointFolder, load_checkpoint
@@ -118,6 +119,10 @@ class Run:
         return self.folder / "run"
 
     @property
+    def traces(self) -> Traces:
+        return Traces(self.folder / "traces")
+
+    @property
     def error_file(self) -> Path:
         return self.folder / "error"
 
@@ -139,7 +144,7 @@ class Run:
             *(str(SAVED_EVERY), "--deterministic", "--device", "cpu", "--dtype", "fp32", "--warmup_epochs", "0"),
         ]
         environ = {
-            **os.environ,
+            **(os.environ if self.launcher else self.traces.environ),
             "GAUDI_RUN_STALL_SECONDS": f"{stall}",
             "GAUDI_RUN_LEAVE_SECONDS": f"{LEAVE}",
             "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -149,7 +154,12 @@ class Run:
         }
         with self.error_file.open("wb") as error, (self.folder / "output").open("wb") as output:
             return subprocess.Popen(
-                command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=error, start_new_session=True
+                command if self.launcher else self.traces.inside(command),
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=error,
+                start_new_session=True,
             )
 
     def finish(self) -> dict[int, str]:
@@ -157,6 +167,7 @@ class Run:
         process = self.start({})
         try:
             assert process.wait(RUN_SECONDS) == 0, self.error_file.read_text()
+            assert (self.left(), self.traces.files()) == ([], [])  # also of a launcher that was killed before
         finally:
             end(process)
         return self.saved()
@@ -179,6 +190,8 @@ class Run:
             gate.open()
             status = process.wait(RUN_SECONDS)
             self.waits.wait_for_end(self.left)
+            # What a killed launcher leaves, the next one removes.
+            assert self.launcher or target == "launcher" or self.traces.files() == []
         except AssertionError as error:
             raise AssertionError(self.error_file.read_text()) from error
         finally:
@@ -186,8 +199,8 @@ class Run:
         return Ended(status, self.error_file.read_text(errors="replace"))
 
     def left(self) -> list[int]:
-        """List the processes that still belong to it."""
-        return find_processes(self.folder)
+        """List the processes that still belong to it, guards and mpirun among them."""
+        return [*{*find_processes(self.folder), *self.traces.processes()}]
 
 
 def find_processes(folder: Path) -> list[int]:

@@ -18,7 +18,7 @@ import pytest
 from tests.scaleout.two_hosts import ADDRESSES, HUNG_PORT, PORT, Serve, TwoHosts, open_two_hosts
 
 PROGRAM = str(Path(__file__).parents[2] / "packages/distributed/tests/launch/joining_program.py")
-SECONDS = 60.0  # ends a test that would never end
+SECONDS = 1800.0  # ends a test that would never end
 BACKENDS = ("openmpi", "gloo", "multi_worker")
 HOSTS = ",".join(f"{address}:2" for address in ADDRESSES)
 RANKS = 4
@@ -52,7 +52,7 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, error.strip().splitlines()[-1]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["openmpi", "gloo", pytest.param("multi_worker", marks=pytest.mark.whole)])
 def test_a_lost_link_ends_the_run_on_both_hosts(
     hosts: TwoHosts,
     tmp_path: Path,
@@ -68,7 +68,8 @@ def test_a_lost_link_ends_the_run_on_both_hosts(
     assert status == 75
     assert last.startswith("gaudi-run: error: rank"), last
     assert " 2 on " in last or " 3 on " in last or "ranks 2, 3" in last, last
-    wait_for_end(hosts.processes)
+    # Open MPI's daemon of the lost host stays where it has something to send, until the system gives its connection up.
+    wait_for_end(lambda: hosts.processes("orted"))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

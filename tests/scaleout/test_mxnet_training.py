@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.scaleout.leftovers import Traces
 
 from gaudi_apps.training.checkpoint import CheckpointFolder
 
@@ -179,7 +180,10 @@ def test_a_lost_rank_ends_the_run_which_then_goes_on(
     words = (*flags, "--batch-size", str(GLOBAL_BATCH // 2), "--bn-group", "2", "--model_dir", str(model_dir))
     launcher = [sys.executable, "-m", "gaudi_distributed.launch", "--np", "2", "--backend", backend]
     launcher += ["--cores_per_rank", "0", "--no_jemalloc", "--", sys.executable]
-    done = subprocess.run([*launcher, str(program), *words], capture_output=True, text=True, timeout=1800)
+    traces = Traces(tmp_path / "traces")
+    command = traces.inside([*launcher, str(program), *words])
+    done = subprocess.run(command, env=traces.environ, capture_output=True, text=True, timeout=1800)
+    assert (traces.processes(), traces.files()) == ([], [])
     assert done.returncode == 75, done.stdout + done.stderr
     (cause,) = [line for line in done.stderr.splitlines() if "error: " in line]
     assert f"rank {lost} on " in cause

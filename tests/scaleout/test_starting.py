@@ -47,7 +47,10 @@ def test_a_signal_to_the_program_reaches_the_ranks(tmp_path: Path) -> None:
             break
     lines += process.communicate(timeout=1800)[0].splitlines()
     assert process.returncode == 75, lines
-    assert CheckpointFolder(tmp_path / "run" / "checkpoints").load_newest().step >= 4
+    step = CheckpointFolder(tmp_path / "run" / "checkpoints").load_newest().step
+    assert step >= 4
+    # The launcher asks all ranks, and none of them by itself.
+    assert f"stopped by gaudi-run after step {step}" in "".join(lines)
 
 
 def test_under_a_launcher_nothing_more_is_started(tmp_path: Path) -> None:
