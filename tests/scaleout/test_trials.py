@@ -120,7 +120,8 @@ def test_a_rank_that_hangs_or_is_stopped(make_trial: MakeTrial, backend: str) ->
     trials = []
     for variable, ways in kinds.items():
         trials.append(make_trial())
-        trials[-1].start(backend, *ways, **{**short, variable: "4"})
+        environ: dict[str, Any] = {**short, variable: "4"}
+        trials[-1].start(backend, *ways, **environ)
     for trial, variable in zip(trials, kinds, strict=True):
         status, last = trial.end()
         assert status == 75
