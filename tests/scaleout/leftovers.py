@@ -56,5 +56,9 @@ class Traces:
         return found
 
     def files(self) -> list[str]:
-        """Return the temporary files and the segments of shared memory."""
-        return sorted(str(path.relative_to(self.folder)) for path in self.folder.glob("*/*"))
+        """Return the temporary files and the segments of shared memory.
+
+        Without what TensorFlow's AutoGraph writes and compiles there: it is not removed by a rank that is killed.
+        """
+        found = (path for path in self.folder.glob("*/*") if not path.name.startswith(("__autograph", "__pycache__")))
+        return sorted(str(path.relative_to(self.folder)) for path in found)

@@ -143,7 +143,10 @@ def test_a_job_of_two_hosts_that_is_preempted_ends_like_an_undisturbed_one(
         started.kill()
     log = (tmp_path / "job.log").read_text()
     assert status == 0, log
-    assert "continuing after step 2" in log
+    before, _, after = log.partition(": continuing after step ")
+    # Whether the step that SIGTERM asks for is saved, or the daemon on the other host ends before, is up to SLURM.
+    assert after.split(maxsplit=1)[0] == str(int(before.rpartition("/step-")[2])), log
+    assert int(before.rpartition("/step-")[2]) in (2, 3, 4)
     saved = [
         load_checkpoint(CheckpointFolder(tmp_path / name / "checkpoints").path(6)).sha256 for name in ("alone", "run")
     ]
