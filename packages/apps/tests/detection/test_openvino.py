@@ -181,6 +181,7 @@ def test_batches_side_by_side_are_those_alone(exported: Path) -> None:
         for batch, found in zip(batches, executor.map(both.compute, batches), strict=True):
             for name, values in alone.compute(batch).items():
                 np.testing.assert_allclose(found[name], values, atol=1e-4)
+    assert ([*both._compiled] == [0]) == (both.side_by_side > 1)
 
 
 def test_sizes_that_come_again_are_compiled_for_and_change_no_detections(exported: Path) -> None:

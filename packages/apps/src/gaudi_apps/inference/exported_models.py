@@ -87,8 +87,8 @@ class OpenVINOModel(ExportedModel):
     """Run a model by OpenVINO; an input is a resized image float32 [side, side, 3], RGB in 0..255.
 
     A size of batches that comes twice in a row gets a compiled model of its own, `MOST_SIZES` at most: where OpenVINO
-    knows all shapes, it leaves out copies and joins operations, which takes it a sixth of a second once. The last bit
-    of a box may differ between the two, and with 8 bits in the network now and then a level of it.
+    knows all shapes, it leaves out copies, for a sixth of a second once; not where batches are computed side by side.
+    The last bit of a box may differ between the two, and with 8 bits in the network now and then a level of it.
 
     Args:
         compile_model: compiles for batches of a size, or of any, for which it takes 0.
@@ -158,7 +158,7 @@ class OpenVINOModel(ExportedModel):
         with self._lock:
             if size == self._last_size and size not in self._free and len(self._free) <= MOST_SIZES:
                 self._add_size(size)
-            self._last_size = size
+            self._last_size = size if self.side_by_side == 1 else 0
             return size if size in self._free else 0
 
     def _add_size(self, size: int) -> int:
