@@ -281,8 +281,7 @@ def scaleout(session: nox.Session) -> None:
     """Test several ranks for real; Open MPI comes from the system, Horovod is built where it is not cached."""
     install(session, EXTRAS, XDIST)
     install_horovod(session)
-    # By name, else the longest file comes last. Two beside others too: most tests wait, for ranks that come, hang and
-    # go, and those that wait by MPI leave the processor to all others.
+    # By name, else the longest file comes last. Two beside others too, for most tests wait for ranks that hang or end.
     chosen = ("-m", "not whole") if is_short() else ()
     by_file = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", *chosen)
     session.run("pytest", "tests/scaleout", *(session.posargs or by_file))

@@ -59,4 +59,6 @@ def import_extra(name: str, extra: str, asked: str = "") -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         reason = f"{asked}{': ' if asked else ''}{name} cannot be imported ({error})"
-        raise MissingExtraError(reason, flag=asked.split(" ")[0], remedy=f"pip install '{extra}'") from error
+        raise MissingExtraError(
+            reason, flag=asked.partition(" ")[0] or None, remedy=f"pip install '{extra}'"
+        ) from error
