@@ -35,10 +35,10 @@ from benchmarks.measurement import Figure, compare, describe_rates, describe_tim
 from gaudi_apps.classification.flags import PROBABILITIES
 from gaudi_apps.classification.task import ClassifierExport
 from gaudi_apps.detection.detector import DetectorExport
-from gaudi_apps.inference.exported_models import OPENVINO_HINTS, find_obstacle, name_processor, open_exported
+from gaudi_apps.inference.exported_models import OPENVINO_HINTS, find_obstacle, open_exported
 from gaudi_apps.inference.exporter import ExportKind, export_format, find_threads, list_kinds
 from gaudi_datasets.detection.coco import Category
-from gaudi_distributed.devices.machine import Machine, gather_processor
+from gaudi_distributed.devices.machine import Machine, gather_processor, name_processor
 from gaudi_models.classifiers import build_classifier
 from gaudi_models.ssd import build_ssd
 

@@ -18,7 +18,7 @@ from gaudi_apps.detection.detector import DetectorExport, run_export
 from gaudi_apps.detection.evaluator import DetectionEvaluator
 from gaudi_apps.inference import exporter
 from gaudi_apps.inference.converters import Agreement, ExportedNetwork, run_exported, write_tflite
-from gaudi_apps.inference.exported_models import list_manifests, name_processor, open_exported
+from gaudi_apps.inference.exported_models import list_manifests, open_exported
 from gaudi_apps.inference.exporter import (
     Export,
     ExportRequest,
@@ -37,6 +37,7 @@ from gaudi_datasets.detection.sources import CocoSource, RecordSource
 from gaudi_datasets.errors import DataError, FlagError, MissingExtraError, MissingInputError, UnsafeError
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import SingleProcess
+from gaudi_distributed.devices.machine import name_processor
 from gaudi_models.architectures import SSDArchitecture
 from gaudi_models.weights import read_weights
 from gaudi_ops.tf.keras_api import keras

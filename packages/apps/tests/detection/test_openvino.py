@@ -177,16 +177,25 @@ def test_threads_reach_openvino(exported: Path) -> None:
 
 def test_batches_side_by_side_are_those_alone(exported: Path) -> None:
     alone = open_exported(exported / "openvino", "openvino", "fp32", bytes, 2)
-    both: Any = open_exported(exported / "openvino", "openvino", "fp32", bytes, 2, many=True)
-    assert (alone.side_by_side, both.side_by_side) == (1, both._compiled[0].get_property("NUM_STREAMS"))
+    both: Any = open_exported(exported / "openvino", "openvino", "fp32", bytes, 2, 4)
+    assert (alone.side_by_side, both.side_by_side) == (1, both._compiled[4].get_property("NUM_STREAMS"))
     generator = np.random.default_rng(0)
     size = json.loads((exported / "openvino" / "export.json").read_text())["image_size"]
-    batches = [generator.uniform(0, 255, (2, size, size, 3)).astype(np.float32) for _ in range(6)]
+    images = generator.uniform(0, 255, (19, size, size, 3)).astype(np.float32)
+    batches = np.split(images, [4, 8, 12, 16])  # the last one is smaller
     with ThreadPoolExecutor(4) as executor:  # more than it computes at once, which wait
         for batch, found in zip(batches, executor.map(both.compute, batches), strict=True):
             for name, values in alone.compute(batch).items():
                 np.testing.assert_allclose(found[name], values, atol=1e-4)
-    assert ([*both._compiled] == [0]) == (both.side_by_side > 1)
+                assert len(found[name]) == len(batch)
+    assert [*both._compiled] == [4]
+    np.testing.assert_allclose(both.compute(images[:5])["scores"], alone.compute(images[:5])["scores"], atol=1e-4)
+    assert [*both._compiled] == [4, 0]  # one of any size for what is larger than was announced
+
+
+def test_one_thread_computes_nothing_side_by_side(exported: Path) -> None:
+    model: Any = open_exported(exported / "openvino", "openvino", "fp32", bytes, 1, 4)
+    assert (model.side_by_side, [*model._compiled]) == (1, [0])
 
 
 def test_sizes_that_come_again_are_compiled_for_and_change_no_detections(exported: Path) -> None:

@@ -32,7 +32,7 @@ def run(network: Any, files: Sequence[Path], folder: Path, **options: Any) -> tu
         make_preprocessor(300),
         lambda draft: DetectionResults(draft, CATEGORIES, score_threshold, max_boxes),
         folder,
-        write_line=lines.append,
+        write_lines=lambda *new: lines.extend(new),
         **{"batch_size": 2, "strict": False, **options},
     )
     return results, lines
@@ -61,8 +61,8 @@ def test_a_batch_is_computed_while_the_results_of_the_former_one_are_written(ima
 
     written: list[str] = []
 
-    def write_line(line: str) -> None:
-        written.append(line)
+    def write_lines(*lines: str) -> None:
+        written.extend(lines)
         assert computed[min(len(written), 2)].wait(300)  # nobody has asked for it
 
     files = [image_dir / f"{number}.png" for number in (1, 2, 3)]
@@ -75,7 +75,7 @@ def test_a_batch_is_computed_while_the_results_of_the_former_one_are_written(ima
         tmp_path / "out",
         batch_size=1,
         strict=False,
-        write_line=write_line,
+        write_lines=write_lines,
     )
     assert len(written) == 3
 
@@ -98,7 +98,7 @@ def test_a_large_batch_is_split_so_that_the_next_images_are_read_meanwhile(image
         tmp_path / "out",
         batch_size=128,
         strict=False,
-        write_line=lambda _: None,
+        write_lines=lambda *_: None,
     )
     assert sizes == [16, 4]
     assert [image["file_name"] for image in results.images] == [path.name for path in files]
@@ -113,7 +113,7 @@ def test_detections_are_listed_drawn_and_written(
     out = tmp_path / "new" / "folder"
     results, lines = run(network, files, out)
     assert lines == [f"{files[0]}: 0.998 blue 8 8 68 68", f"{files[1]}: 0.998 red 16 16 76 76"]
-    assert (len(results.images), len(results.bad_files), len(results.detections)) == (3, 0, 3)
+    assert (len(results.images), len(results.bad_files), results.num_detections) == (3, 0, 3)
     described = f"{out}: 3 images, 3 detections; detections.json, files.json and what was drawn"
     assert results.describe(out, ", 3 detections") == described
     names = ["1.png.png", "2.png.png", "3.png.png", "detections.json", "files.json"]
@@ -148,7 +148,7 @@ def test_all_are_listed_and_those_that_are_not_drawn_are_counted(
     ]
     results, lines = run(oracle({5: rows}), [image_dir / "5.png"], tmp_path / "all")
     scores = [float(line.split()[1]) for line in lines]
-    assert len(scores) == len(results.detections) == 12
+    assert len(scores) == results.num_detections == 12
     assert scores == sorted(scores, reverse=True)
     assert lines[0].split()[3:] == ["90", "48", "117", "70"]
     assert (results.boxes_left_out, results.images_cut) == (0, 0)

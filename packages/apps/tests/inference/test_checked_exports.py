@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from gaudi_apps.inference import exported_models
-from gaudi_apps.inference.exported_models import choose_export, name_processor
+from gaudi_apps.inference.exported_models import choose_export
 from gaudi_apps.inference.predictor import find_export
 from gaudi_datasets.errors import MissingInputError
+from gaudi_distributed.devices.machine import name_processor
 
 
 @pytest.fixture

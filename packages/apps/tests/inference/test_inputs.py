@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
 import numpy as np
+import PIL.ExifTags
+import PIL.Image
 import pytest
 
+from gaudi_apps.detection.detections import make_export_preprocessor
 from gaudi_apps.detection.detector import make_preprocessor
-from gaudi_apps.inference.media import Preprocessor, VideoWriter, find_files, read_images
+from gaudi_apps.inference.media import InputImage, Preprocessor, VideoWriter, find_files, read_images
 from gaudi_apps.inference.visualizer import Image, decode_image
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import DataError, MissingInputError
@@ -100,6 +104,48 @@ def test_an_image_is_decoded_once(image_dir: Path) -> None:
     assert read.pixels is decoded[0]
     assert (read.height, read.width) == decoded[0].shape[:2]
     assert read.network_input == decoded[0].sum()
+
+
+def write_kinds(folder: Path) -> list[Path]:
+    """Write one photo as it is read at once, as it has to be turned or converted, with warnings, and damaged."""
+    pixels = np.random.default_rng(3).integers(0, 256, (9, 12, 3), np.uint8)
+    photo = PIL.Image.fromarray(cv2.resize(pixels, (160, 120), interpolation=cv2.INTER_CUBIC))
+    marks = PIL.Image.Exif()
+    marks[PIL.ExifTags.Base.Orientation] = 6
+    for name, options in (("progressive", {"progressive": True}), ("turned", {"exif": marks}), ("plain", {})):
+        photo.save(folder / f"{name}.jpg", **options)
+    for mode in ("L", "CMYK"):
+        photo.convert(mode).save(folder / f"{mode}.jpg")
+    photo.save(folder / "photo.png")
+    photo.save(folder / "photo.webp")
+    for ending in ("jpg", "png"):
+        whole = (folder / f"{'plain' if ending == 'jpg' else 'photo'}.{ending}").read_bytes()
+        middle = len(whole) // 2
+        (folder / f"cut.{ending}").write_bytes(whole[:middle])
+        (folder / f"without-middle.{ending}").write_bytes(whole[: middle - 40] + whole[middle + 40 :])
+        (folder / f"spare.{ending}").write_bytes(whole[:-2] + b"\0" + whole[-2:])
+        (folder / f"flipped.{ending}").write_bytes(whole[:middle] + bytes([whole[middle] ^ 0x10]) + whole[middle + 1 :])
+    return sorted(folder.iterdir())
+
+
+def test_one_decoding_tells_what_two_tell(tmp_path: Path) -> None:
+    files = write_kinds(tmp_path)
+    once = make_export_preprocessor(64)
+    assert once.decode_strictly is not None
+    told: list[list[tuple[Path, str]]] = []
+    found: list[list[InputImage]] = []
+    for prepare in (once, replace(once, decode_strictly=None)):
+        told.append([])
+        note = lambda image_id, path, error: told[-1].append((path, describe_error(error)))  # noqa: E731
+        found.append(list(read_images(files, prepare, note)))
+    at_once, twice = found
+    assert told[0] == told[1]
+    assert {path.name for path, _ in told[0]} >= {"cut.jpg", "cut.png", "without-middle.png", "flipped.png"}
+    assert [image.path for image in at_once] == [image.path for image in twice]
+    assert {"plain.jpg", "turned.jpg", "CMYK.jpg", "spare.jpg"} <= {image.path.name for image in at_once}
+    for one, other in zip(at_once, twice, strict=True):
+        np.testing.assert_array_equal(one.pixels, other.pixels)
+        np.testing.assert_array_equal(one.network_input, other.network_input)
 
 
 def test_an_image_that_a_decoder_refuses_is_named(tmp_path: Path) -> None:

@@ -52,8 +52,8 @@ def test_a_signal_ends_the_reading_and_the_results_are_written(
 ) -> None:
     lines: list[str] = []
 
-    def note(line: str) -> None:
-        lines.append(line)
+    def note(*new: str) -> None:
+        lines.extend(new)
         if len(lines) == 3:
             os.kill(os.getpid(), number)
 
@@ -65,7 +65,7 @@ def test_a_signal_ends_the_reading_and_the_results_are_written(
         tmp_path / "out",
         batch_size=16,
         strict=False,
-        write_line=note,
+        write_lines=note,
         max_frames=50,
     )
     assert len(lines) == len(results.images) == 3

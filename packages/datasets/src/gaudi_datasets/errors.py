@@ -50,7 +50,7 @@ def import_extra(name: str, extra: str, asked: str = "") -> Any:
     Args:
         name: of its module.
         extra: as ``"gaudi-apps[openvino]"``.
-        asked: the flag with its value that needs it, or nothing.
+        asked: what needs it, as a flag with its value, or nothing.
 
     Raises:
         MissingExtraError: it cannot be imported.
@@ -59,6 +59,5 @@ def import_extra(name: str, extra: str, asked: str = "") -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         reason = f"{asked}{': ' if asked else ''}{name} cannot be imported ({error})"
-        raise MissingExtraError(
-            reason, flag=asked.partition(" ")[0] or None, remedy=f"pip install '{extra}'"
-        ) from error
+        flag = asked.partition(" ")[0] if asked.startswith("--") else None
+        raise MissingExtraError(reason, flag=flag, remedy=f"pip install '{extra}'") from error

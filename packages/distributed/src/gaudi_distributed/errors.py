@@ -124,7 +124,7 @@ def say(*lines: object, error: bool = False, stream: TextIO | None = None) -> No
 
 def escape(text: str) -> str:
     """Return a text with what a terminal may obey, such as escape characters of names in data, written out."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    return text if text.isprintable() else "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def shorten(text: str, limit: int) -> str:

@@ -156,13 +156,6 @@ class _NamedFile(io.FileIO):
             raise OSError(error.errno, error.strerror, os.fspath(self.name)) from None
 
 
-def require_regular_file(path: PathName, *, limit: int | None = None) -> None:
-    """Raise what `open_regular_file` would, for a file that a library opens by its path."""
-    found = Path(path).stat()
-    _require_kind(found, os.fspath(path), writes=False)
-    _require_size(found.st_size, os.fspath(path), limit)
-
-
 def read_file(path: PathName, *, limit: int | None = MOST_BYTES) -> bytes:
     """Read a whole file; see `open_regular_file`."""
     with open_regular_file(path, limit=limit, buffering=0) as file:  # a buffer would double the calls

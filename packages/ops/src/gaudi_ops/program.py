@@ -37,7 +37,7 @@ _ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(si
 
 def escape(text: str) -> str:
     """Return a text with what a terminal may obey, such as escape characters of names in data, written out."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    return text if text.isprintable() else "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def say(*lines: object, error: bool = False, stream: TextIO | None = None) -> None:

@@ -177,7 +177,7 @@ class SSDApplication(Application):
         """Detect on the user's images and videos by the network."""
         from gaudi_apps.detection.detector import Detector, make_preprocessor
 
-        def open_restored(_many: bool) -> OpenedDetector:
+        def open_restored(_batch_size: int) -> OpenedDetector:
             restored = restore()
             config = restored.model_config
             prepare = make_preprocessor(read_architecture(config).image_size)
@@ -224,7 +224,7 @@ class SSDApplication(Application):
             self.settings = replace(self.settings, checkpoint=which)  # which eval uses, too
         return export, checkpoint
 
-    def _predict(self, open_network: Callable[[bool], OpenedDetector]) -> None:
+    def _predict(self, open_network: Callable[[int], OpenedDetector]) -> None:
         from gaudi_apps.detection.outputs import predict_by_flags
 
         predict_by_flags(self.config.use, open_network, self.settings.model_dir, batch_size=self.config.data.batch_size)

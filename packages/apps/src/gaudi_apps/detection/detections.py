@@ -222,8 +222,8 @@ def to_records(
     y0, x0, y1, x1 = (boxes_yxyx.astype(np.float64) * np.tile(size, 2)).T
     bboxes = np.stack([x0, y0, x1 - x0, y1 - y0], axis=1)
     return [
-        {"image_id": image_id, "category_id": int(category), "bbox": bbox.tolist(), "score": float(score)}
-        for bbox, category, score in zip(bboxes, category_ids, scores, strict=True)
+        {"image_id": image_id, "category_id": category, "bbox": bbox, "score": score}
+        for bbox, category, score in zip(bboxes.tolist(), category_ids.tolist(), scores.tolist(), strict=True)
     ]
 
 
@@ -412,19 +412,20 @@ class OpenedDetector(NamedTuple):
 
 def make_export_preprocessor(side: int) -> Preprocessor:
     """Return the preparation of images for an export of a detector: resized to [side, side, 3], RGB in 0..255."""
-    return Preprocessor(partial(resize_pixels, side=side), decode_like_tensorflow)
+    strictly = partial(decode_like_tensorflow, strict=True)
+    return Preprocessor(partial(resize_pixels, side=side), decode_like_tensorflow, strictly)
 
 
-def open_detector(export: CheckedExport, threads: int = 0, many: bool = False) -> OpenedDetector:
+def open_detector(export: CheckedExport, threads: int = 0, batch_size: int = 0) -> OpenedDetector:
     """Open an export, and what prepares images for it; see `open_model`.
 
     Args:
         export: to open.
         threads: to compute by; 0: as many as there are processors.
-        many: for batches that are computed side by side.
+        batch_size: of batches that are computed side by side; 0: they are not.
     """
     prepare = make_export_preprocessor(int(export.manifest["image_size"]))
-    model = open_model(export, prepare.from_encoded, threads, many=many)
+    model = open_model(export, prepare.from_encoded, threads, batch_size)
 
     def detect(images: Any) -> Any:
         found = model.compute(np.asarray(images))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -20,7 +21,7 @@ from gaudi_apps.detection.detections import (
 )
 from gaudi_apps.inference.addresses import Address
 from gaudi_apps.inference.media import InputImage, Preprocessor, find_files, is_video
-from gaudi_apps.inference.predictor import LARGEST_BATCH, Results, predict_files
+from gaudi_apps.inference.predictor import BATCH_BESIDE_OTHERS, LARGEST_BATCH, Results, predict_files
 from gaudi_apps.inference.tiles import Rows
 from gaudi_apps.inference.visualizer import add_title, draw_detections, write_image
 from gaudi_datasets.detection.coco import Category
@@ -147,17 +148,18 @@ SAVED: Sequence[SaveFlag] = ("images", "json")
 
 
 def predict_by_flags(
-    flags: ImageFlags, open_detector: Callable[[bool], OpenedDetector], model_dir: Path, *, batch_size: int
+    flags: ImageFlags, open_detector: Callable[[int], OpenedDetector], model_dir: Path, *, batch_size: int
 ) -> None:
     """Detect on each image and frame that flags name, and print the results, see `DetectionResults`.
 
-    The detector is opened once the images are found. It is asked to compute batches side by side where there are
-    several, but not where the frames of a camera or the tiles of a photo wait for each of them.
+    The detector is opened once the images are found. It is asked to compute batches side by side, and told their size,
+    where there are several, but not (0) where the frames of a camera or the tiles of a photo wait for each of them.
     """
     files = find_files(flags.inference)
     is_stored = not any(isinstance(path, Address) for path in files)
     many = flags.tiles == "off" and is_stored and (len(files) > LARGEST_BATCH or is_video(files[0]))
-    detect, categories, preprocessor, side_by_side = open_detector(many)
+    beside = min(batch_size, BATCH_BESIDE_OTHERS) if many else 0
+    detect, categories, preprocessor, side_by_side = open_detector(beside)
     output_dir = find_copy(flags.output_dir or model_dir / "predictions", "outputs")
     refinement = make_refinement(flags, categories, detect, preprocessor, batch_size)
     results = predict_files(
@@ -168,7 +170,7 @@ def predict_by_flags(
             folder, categories, flags.score_threshold, flags.max_boxes, refinement=refinement, save=flags.save
         ),
         output_dir,
-        batch_size=batch_size,
+        batch_size=beside if side_by_side > 1 else batch_size,
         strict=flags.strict,
         max_frames=flags.max_frames,
         side_by_side=side_by_side,
@@ -213,6 +215,7 @@ class DetectionResults(Results):
         save: what to write, see `gaudi_apps.detection.config.ImageFlags`.
 
     Attributes:
+        num_detections: number of rows of the results file.
         boxes_left_out: number of boxes that were not drawn.
         images_cut: number of images and frames that they are of.
     """
@@ -234,7 +237,8 @@ class DetectionResults(Results):
         self._refinement, self._has_tables = refinement, "json" in save
         self._others = DetectionFiles(folder, save, categories)
         self.files = [*(self.tables if self._has_tables else ()), *self._others.names]
-        self.detections: list[dict[str, Any]] = []
+        self.num_detections = 0
+        self._encoded: list[str] = []  # each with the rows of an image, encoded while the next ones are computed
         self._categories = categories
         self._names = [category.name for category in categories]
         self._category_ids = np.array([0] + [category.id for category in categories])
@@ -262,12 +266,14 @@ class DetectionResults(Results):
                 record.update({"track_id": track} if track else {})
             drawn_labels, names = name_tracks(labels[shown], tracks[shown], names)
             ends = [f" #{track}" if track else "" for track in tracks[shown].tolist()]
-        self.detections += records
+        self.num_detections += len(records)
+        self._encoded += [json.dumps(records)[1:-1]] if records and self._has_tables else []
         self._draw(image, boxes_yxyx[shown], drawn_labels, scores[shown], names)
-        corners = boxes_yxyx[shown] * np.tile(size, 2)
+        corners = (boxes_yxyx[shown] * np.tile(size, 2)).tolist()
+        drawn = zip(labels[shown].tolist(), scores[shown].tolist(), corners, ends, strict=True)
         return [
-            f"{image.name}: {scores[row]:.3f} {self._names[labels[row] - 1]} {x0:.0f} {y0:.0f} {x1:.0f} {y1:.0f}{end}"
-            for row, (y0, x0, y1, x1), end in zip(shown, corners, ends, strict=True)
+            f"{image.name}: {score:.3f} {self._names[label - 1]} {x0:.0f} {y0:.0f} {x1:.0f} {y1:.0f}{end}"
+            for label, score, (y0, x0, y1, x1), end in drawn
         ]
 
     def _draw(self, image: InputImage, boxes_yxyx: Any, labels: Any, scores: Any, names: Sequence[str]) -> None:
@@ -285,7 +291,7 @@ class DetectionResults(Results):
 
     def count(self) -> str:
         """Return the number of detections."""
-        return count_things(len(self.detections), "detection")
+        return count_things(self.num_detections, "detection")
 
     def write_tables(self) -> None:
         """Write the two JSON files, and what else is of all images."""
@@ -294,5 +300,6 @@ class DetectionResults(Results):
             return
         categories = [asdict(category) for category in self._categories]
         document = {"images": self.images, "annotations": [], "categories": categories, "bad_files": self.bad_files}
-        for name, content in zip(self.tables, (self.detections, document), strict=True):
-            write_json(self.folder / name, content)
+        detections, files = self.tables
+        write_file(self.folder / detections, f"[{', '.join(self._encoded)}]\n")
+        write_json(self.folder / files, document)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_apps.inference.exported_models import name_processor
 from gaudi_apps.runtime.errors import broadcast_from_rank0
 from gaudi_apps.training.run_dir import RunFolder, describe_data
 from gaudi_apps.training.trainer import Score
@@ -22,6 +21,7 @@ from gaudi_datasets.program import ProgressLine
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, shard_indices
 from gaudi_distributed import Communicator
 from gaudi_distributed.comm.opening import verify_consistent
+from gaudi_distributed.devices.machine import name_processor
 
 if TYPE_CHECKING:
     from gaudi_apps.inference.exported_models import ExportedModel

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib import util
@@ -22,7 +21,7 @@ import numpy.typing as npt
 
 from gaudi_datasets.errors import DataError, MissingInputError, import_extra
 from gaudi_datasets.program import count_things
-from gaudi_distributed.devices.machine import Machine, count_processors, gather_processor
+from gaudi_distributed.devices.machine import count_processors, name_processor
 from gaudi_ops.files import read_file, read_text
 from gaudi_ops.program import say
 
@@ -87,26 +86,27 @@ class OpenVINOModel(ExportedModel):
     """Run a model by OpenVINO; an input is a resized image float32 [side, side, 3], RGB in 0..255.
 
     A size of batches that comes twice in a row gets a compiled model of its own, `MOST_SIZES` at most: where OpenVINO
-    knows all shapes, it leaves out copies, for a sixth of a second once; not where batches are computed side by side.
-    The last bit of a box may differ between the two, and with 8 bits in the network now and then a level of it.
+    knows all shapes, it leaves out copies, for a sixth of a second once. The last bit of a box may differ between the
+    two, and with 8 bits in the network now and then a level of it.
 
     Args:
         compile_model: compiles for batches of a size, or of any, for which it takes 0.
         prepare, threads: see `ExportedModel`.
+        batch_size: that all batches have, but for smaller ones, which are filled up; 0: it is not known.
     """
 
     runtime = "openvino"
 
-    def __init__(self, compile_model: Callable[[int], Any], prepare: Prepare, threads: int = 0) -> None:
+    def __init__(self, compile_model: Callable[[int], Any], prepare: Prepare, threads: int, batch_size: int) -> None:
         super().__init__(prepare, threads)
-        self._compile, self._lock, self._last_size = compile_model, Lock(), 0
+        self._compile, self._lock, self._last_size, self._usual = compile_model, Lock(), 0, batch_size
         self._compiled: dict[int, Any] = {}
         self._free: dict[int, SimpleQueue[Any]] = {}
-        self.side_by_side = self._add_size(0)
+        self.side_by_side = self._add_size(batch_size)
 
     @classmethod
     def open(
-        cls, path: Path, prepare: Prepare, precision: ExportPrecision, threads: int = 0, *, many: bool = False
+        cls, path: Path, prepare: Prepare, precision: ExportPrecision, threads: int = 0, batch_size: int = 0
     ) -> OpenVINOModel:
         """Compile ``model.xml`` for the CPU.
 
@@ -115,17 +115,17 @@ class OpenVINOModel(ExportedModel):
             prepare: see `ExportedModel`.
             precision: of the export.
             threads: see `ExportedModel`.
-            many: batches are computed side by side, each by fewer threads, which then wait less for one another.
+            batch_size: of batches that are computed side by side, each by fewer threads, which then wait less for one
+                another; smaller ones are filled up. 0: batches of any size are computed one after the other.
 
         Raises:
             MissingExtraError: OpenVINO is not installed.
             DataError: the file is damaged.
         """
-        openvino = import_runtime("openvino")
-        options = {"INFERENCE_PRECISION_HINT": OPENVINO_HINTS[precision]}
-        options["PERFORMANCE_HINT"] = "THROUGHPUT" if many else "LATENCY"
-        options["INFERENCE_NUM_THREADS"] = str(threads or count_processors())
-        core = openvino.Core()
+        core, threads = import_runtime("openvino").Core(), threads or count_processors()
+        batch_size = batch_size if threads > 1 else 0
+        options = {"INFERENCE_PRECISION_HINT": OPENVINO_HINTS[precision], "INFERENCE_NUM_THREADS": str(threads)}
+        options["PERFORMANCE_HINT"] = "THROUGHPUT" if batch_size else "LATENCY"
 
         def compile_model(size: int) -> Any:
             sized = model.clone()
@@ -135,18 +135,20 @@ class OpenVINOModel(ExportedModel):
 
         try:
             model = core.read_model(str(path))
-            return cls(compile_model, prepare, threads)
+            return cls(compile_model, prepare, threads, batch_size)
         except RuntimeError as error:
             raise refuse_file(path, error) from None
 
     def compute(self, inputs: Inputs) -> Arrays:
         """Compute a batch at once."""
         batch = np.asarray(inputs, np.float32)
-        size = self._choose_size(len(batch))
+        count, size = len(batch), self._choose_size(len(batch))
+        if size > count:
+            batch = np.concatenate([batch, np.zeros([size - count, *batch.shape[1:]], np.float32)])
         request = self._free[size].get()
         try:
-            found = request.infer(batch)
-            return {output.any_name: np.array(values) for output, values in found.items()}
+            found = request.infer(np.ascontiguousarray(batch), share_inputs=True)
+            return {output.any_name: np.array(values[:count]) for output, values in found.items()}
         except Exception:
             request = self._compiled[size].create_infer_request()  # the former one may keep what it failed on
             raise
@@ -154,12 +156,16 @@ class OpenVINOModel(ExportedModel):
             self._free[size].put(request)
 
     def _choose_size(self, size: int) -> int:
-        """Return the size of batches whose model computes one of `size`: that, or 0; compile where it comes again."""
+        """Return the size of batches whose model computes one of `size`, or 0 for that of any; compile it first."""
         with self._lock:
-            if size == self._last_size and size not in self._free and len(self._free) <= MOST_SIZES:
+            is_again, self._last_size = size == self._last_size, size
+            if size <= self._usual:
+                size = self._usual
+            elif size not in self._free and not (is_again and len(self._free) <= MOST_SIZES):
+                size = 0
+            if size not in self._free:
                 self._add_size(size)
-            self._last_size = size if self.side_by_side == 1 else 0
-            return size if size in self._free else 0
+            return size
 
     def _add_size(self, size: int) -> int:
         self._compiled[size] = compiled = self._compile(size)
@@ -258,13 +264,7 @@ class SavedModel(ExportedModel):
 
 
 def open_exported(
-    path: Path,
-    name: ExportFormat,
-    precision: ExportPrecision,
-    prepare: Prepare,
-    threads: int = 0,
-    *,
-    many: bool = False,
+    path: Path, name: ExportFormat, precision: ExportPrecision, prepare: Prepare, threads: int = 0, batch_size: int = 0
 ) -> ExportedModel:
     """Open the model in the folder of an export.
 
@@ -274,7 +274,7 @@ def open_exported(
         precision: that it was exported in.
         prepare: makes inputs; a SavedModel prepares images itself.
         threads: to compute by; 0: as many as there are processors. A SavedModel takes those of TensorFlow.
-        many: see `OpenVINOModel.open`; the others compute one batch after the other.
+        batch_size: see `OpenVINOModel.open`; others compute one batch after the other.
 
     Raises:
         MissingExtraError: the library of the format is not installed.
@@ -285,7 +285,7 @@ def open_exported(
     if name == "saved_model":
         return SavedModel(file, threads=threads)
     if name == "openvino":
-        return OpenVINOModel.open(file, prepare, precision, threads, many=many)
+        return OpenVINOModel.open(file, prepare, precision, threads, batch_size)
     if name == "onnx":
         return OnnxModel(file, prepare, threads)
     if name == "tflite":
@@ -305,11 +305,6 @@ def find_obstacle(name: ExportFormat, precision: ExportPrecision) -> str:
         return ""
     capabilities = import_runtime("openvino").Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return "" if "BF16" in capabilities else "not on this processor, which has no bfloat16"
-
-
-def name_processor() -> str:
-    """Return the model of the processor."""
-    return gather_processor(Machine(), os.sched_getaffinity(0)).model
 
 
 EXTRA_OF = {"openvino": "openvino", "nncf": "openvino", "ai_edge_litert": "litert", "tensorflow": "tensorflow"}
@@ -487,8 +482,8 @@ def _list_checked(model_dir: Path, sha256: str) -> list[CheckedExport]:
     return found
 
 
-def open_model(export: CheckedExport, prepare: Prepare, threads: int = 0, *, many: bool = False) -> ExportedModel:
-    """Open an export, for encoded images that `prepare` makes inputs of; `many` as in `open_exported`.
+def open_model(export: CheckedExport, prepare: Prepare, threads: int = 0, batch_size: int = 0) -> ExportedModel:
+    """Open an export, for encoded images that `prepare` makes inputs of; see `open_exported`.
 
     Raises:
         DataError: a file is not as it was exported.
@@ -497,4 +492,4 @@ def open_model(export: CheckedExport, prepare: Prepare, threads: int = 0, *, man
     for file, sha256 in export.manifest["sha256"].items():
         if hashlib.sha256(read_file(export.folder / file)).hexdigest() != sha256:
             raise DataError("is not as it was exported", path=export.folder / file, remedy="export it again")
-    return open_exported(export.folder, export.format, export.manifest["precision"], prepare, threads, many=many)
+    return open_exported(export.folder, export.format, export.manifest["precision"], prepare, threads, batch_size)

@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -21,7 +20,7 @@ import PIL.Image
 from gaudi_apps.inference.addresses import VIDEO_ENDINGS, Address, Source, fetch_image, open_capture, parse_address
 from gaudi_apps.inference.visualizer import Image, decode_image, to_pixels
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.image_files import IMAGE_ENDINGS, check_image, read_image
+from gaudi_datasets.image_files import IMAGE_ENDINGS, check_image, read_content, read_image
 
 
 @dataclass(frozen=True)
@@ -34,12 +33,15 @@ class Preprocessor:
     Attributes:
         from_pixels: takes uint8 [height, width, 3], RGB.
         decode: makes these pixels of the bytes of an image file.
+        decode_strictly: the same, but refuses a JPEG that a decoder warns of, so that decoding it once tells that it is
+            whole, too; None: another decoding tells that.
         from_file: takes the bytes of an image file, where a library decodes and prepares at once; None: it does not.
         errors: for an image that cannot be decoded.
     """
 
     from_pixels: Callable[[Image], Any]
     decode: Callable[[bytes], Image] = decode_image
+    decode_strictly: Callable[[bytes], Image] | None = None
     from_file: Callable[[bytes], Any] | None = None
     errors: tuple[type[Exception], ...] = ()
 
@@ -427,7 +429,22 @@ def _read_source(source: Source, prepare: Preprocessor, *, keep: bool = False) -
                 image = replace(image, read_pixels=FramePixels(source, frame))
             yield image
     else:
-        yield _make_from_encoded(read_encoded(source), source, prepare, keep=keep)
+        read = _read_once(source, prepare) if keep and isinstance(source, Path) else None
+        yield read or _make_from_encoded(read_encoded(source), source, prepare, keep=keep)
+
+
+def _read_once(path: Path, prepare: Preprocessor) -> InputImage | None:
+    """Read a JPEG and keep its pixels, of one decoding; None: it takes another one to tell whether it is whole."""
+    if prepare.decode_strictly is None:
+        return None
+    checked = check_image(read_content(path), path, decode=False)
+    if checked.format != "jpeg":
+        return None
+    try:
+        pixels = prepare.decode_strictly(checked.encoded)
+    except DataError:
+        return None
+    return _make_from_pixels(pixels, path, None, 0.0, prepare)
 
 
 def _make_from_encoded(encoded: bytes, path: Source, prepare: Preprocessor, *, keep: bool = False) -> InputImage:
@@ -447,12 +464,9 @@ def _make_from_encoded(encoded: bytes, path: Source, prepare: Preprocessor, *, k
         reason = str(error).splitlines()[0]
         raise DataError(f"cannot be decoded ({reason})", path=named, remedy="fetch it again or leave it out") from None
     checked = check_image(encoded, named or "the image", decode=False)
-    read_pixels = partial(_read_again, path) if named and isinstance(path, Path) else partial(decode_image, encoded)
+    given = None if named and isinstance(path, Path) else encoded
+    read_pixels = lambda: decode_image(read_encoded(path) if given is None else given)  # noqa: E731
     return InputImage(path, None, 0.0, checked.height, checked.width, network_input, read_pixels)
-
-
-def _read_again(path: Path) -> Image:
-    return decode_image(read_encoded(path))
 
 
 def _make_from_pixels(pixels: Image, path: Source, frame: int | None, rate: float, prepare: Preprocessor) -> InputImage:

@@ -143,7 +143,7 @@ def predict_files(
     strict: bool,
     max_frames: int = 0,
     side_by_side: int = 1,
-    write_line: Callable[[str], None] = say,
+    write_lines: Callable[..., None] = say,
 ) -> AnyResults:
     """Predict on each image and each frame of the files; `output_dir` gets all results at the end, or nothing.
 
@@ -155,12 +155,11 @@ def predict_files(
         prepare: see `Preprocessor`.
         make_results: makes the Results of a folder.
         output_dir: made when it is not there; the files that an earlier prediction wrote are replaced or removed.
-        batch_size: images at once, at most; more than 16, in all batches that are computed side by side, are split, so
-            that the next ones are read meanwhile.
+        batch_size: images at once, at most; more than 16 are split, so that the next ones are read meanwhile.
         strict: raise an error for the first bad file, instead of skipping it.
         max_frames: of each video and stream, from its first one on; 0: all.
         side_by_side: number of threads that may call `compute` at once.
-        write_line: gets the lines to show.
+        write_lines: gets the lines to show of an image.
 
     Raises:
         DataError: no file can be used, or `strict` is set and a file is bad.
@@ -181,7 +180,7 @@ def predict_files(
             images = read_images(files, prepare, skip, max_frames=max_frames)
             if stop is None:
                 images = stack.enter_context(contextlib.closing(read_ahead(images, READ_AHEAD, measure=_count_bytes)))
-            most = max(1, min(batch_size, LARGEST_BATCH // side_by_side))
+            most = max(1, min(batch_size, LARGEST_BATCH))
             batches = make_batches(itertools.takewhile(lambda _: not stop, images), most)
             compute_one = partial(_compute_batch, compute)
             computed: Iterator[Computed] = map(compute_one, batches)
@@ -190,8 +189,8 @@ def predict_files(
                 computed = stack.enter_context(contextlib.closing(read_ahead(ahead, 1)))
             for batch, outputs in computed:
                 for image, *rows in zip(batch, *outputs, strict=True):
-                    for line in results.add(image, *rows):
-                        write_line(line)
+                    if lines := results.add(image, *rows):
+                        write_lines(*lines)
                 progress.update(
                     places[batch[-1].path], f"{count_things(len(results.images), 'image')}, {results.count()}"
                 )
@@ -238,6 +237,7 @@ def _count_bytes(image: InputImage) -> int:
 
 
 LARGEST_BATCH = 16  # one thread reads and prepares some hundred images a second, so larger ones would wait for it
+BATCH_BESIDE_OTHERS = 4  # so that those that compute end at nearly the same time
 READ_AHEAD, BYTES_AHEAD = 2 * LARGEST_BATCH, 128 * 2**20  # images, and bytes of them
 
 

@@ -203,7 +203,7 @@ class _Validation:
     def __call__(self, compiled: Any, positions: Iterable[int]) -> tuple[float, None]:
         """Return the metric, and None for the metric of each image, which AP has none of."""
         places = [*positions]
-        value = self._bound.measure(OpenVINOModel(lambda size: compiled, self._prepare), places)
+        value = self._bound.measure(OpenVINOModel(lambda size: compiled, self._prepare, 0, 0), places)
         self._done += len(places)
         self._show(self._done, max(self._most, self._done))
         return value, None

@@ -153,11 +153,15 @@ def decode_image(encoded: bytes) -> Image:
     return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), np.uint8)
 
 
-def decode_like_tensorflow(encoded: bytes) -> Image:
+def decode_like_tensorflow(encoded: bytes, *, strict: bool = False) -> Image:
     """Decode a JPEG or PNG to the pixels that TensorFlow makes of it, without TensorFlow.
 
     Decoders of JPEG differ by up to 20 of 255: TensorFlow takes the fast transform and smooth colours of libjpeg-turbo,
     and OpenCV has no switch for them.
+
+    Args:
+        encoded: content of the file.
+        strict: take a JPEG that libjpeg warns of for damaged, too; without, this was judged when the image was read.
 
     Raises:
         DataError: the image is damaged.
@@ -165,8 +169,7 @@ def decode_like_tensorflow(encoded: bytes) -> Image:
     if not encoded.startswith(b"\xff\xd8\xff"):  # of a JPEG
         return decode_image(encoded)
     try:
-        # What libjpeg warns of was judged when the image was read.
-        return np.asarray(simplejpeg.decode_jpeg(encoded, "RGB", fastdct=True, strict=False), np.uint8)
+        return np.asarray(simplejpeg.decode_jpeg(encoded, "RGB", fastdct=True, strict=strict), np.uint8)
     except (ValueError, KeyError) as error:
         raise DataError(f"cannot be decoded ({error})", remedy="fetch it again or leave it out") from None
 

@@ -201,7 +201,7 @@ class SSDMXNetApplication(Application):
         from gaudi_apps.detection.detections import OpenedDetector
         from gaudi_apps.detection.outputs import predict_by_flags
 
-        def open_restored(_many: bool) -> OpenedDetector:
+        def open_restored(_batch_size: int) -> OpenedDetector:
             restored = restore()
             detect = self._open_detector(restored.task.model)
             return OpenedDetector(detect, read_categories(restored.model_config), make_preprocessor(self._mxnet.layout))

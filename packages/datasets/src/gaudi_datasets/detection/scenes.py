@@ -16,7 +16,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from gaudi_datasets.documents import load_json
-from gaudi_datasets.errors import DataError, MissingExtraError, UnsafeError
+from gaudi_datasets.errors import DataError, UnsafeError, import_extra
 from gaudi_ops.files import staging_folder, write_file
 
 SPLITS = ("train", "val")
@@ -95,11 +95,7 @@ def make_scenes(
 
 
 def _load_digits(seed: int) -> tuple[_Digits, _Digits]:
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise MissingExtraError("scenes need scikit-learn", remedy="pip install 'gaudi-datasets[scenes]'") from error
-    data = load_digits()
+    data = import_extra("sklearn.datasets", "gaudi-datasets[scenes]", "scenes").load_digits()
     order = np.random.default_rng([seed, 0]).permutation(len(data.target))
     parts = np.split(order, [int(len(order) * (1 - _VALIDATION_SHARE))])
     train, val = ((data.images[part], data.target[part]) for part in parts)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from gaudi_datasets.detection.coco import CocoAnnotations
 from gaudi_datasets.detection.examples import DetectionExample
-from gaudi_datasets.errors import DataError, MissingExtraError
+from gaudi_datasets.errors import DataError, import_extra
 from gaudi_datasets.image_files import check_image
 from gaudi_datasets.linting.report import LintReport
 from gaudi_datasets.linting.rules import MEDIUM_AREA, SMALL_AREA, ClassCount, image_rows
@@ -102,18 +102,15 @@ def write_sheet(
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("a sheet needs matplotlib", remedy="pip install 'gaudi-datasets[plots]'") from error
+    module = import_extra("matplotlib.figure", "gaudi-datasets[plots]", "a sheet")
     bars = _bars(report.classes)
     rows = [samples[start : start + _COLUMNS] for start in range(0, len(samples), _COLUMNS)]
     # A row of samples is as high as its highest one, up to a square.
     shares = [min(1.0, max(sample.height / sample.width for sample in row)) for row in rows]
     heights = [0.5 + 0.25 * (2 + len(report.by_rule())), max(2.8, 0.2 * len(bars))]
     heights += [share * _WIDTH / _COLUMNS for share in shares]
-    figure = Figure(figsize=(_WIDTH, sum(heights) + 0.4), dpi=150, layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.06)  # type: ignore[union-attr, call-arg]
+    figure = module.Figure(figsize=(_WIDTH, sum(heights) + 0.4), dpi=150, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
     grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
     _write_head(figure.add_subplot(grid[0]), report)
     charts = grid[1].subgridspec(1, 1 + len(histograms), wspace=0.06)

@@ -217,6 +217,11 @@ class Processor:
         return "AMX" if "amx_bf16" in self.flags else "AVX512_BF16" if "avx512_bf16" in self.flags else ""
 
 
+def name_processor() -> str:
+    """Return the model of the processor that this process runs on."""
+    return gather_processor(Machine(), os.sched_getaffinity(0)).model
+
+
 def gather_processor(machine: Machine, usable: Collection[int], architecture: str | None = None) -> Processor:
     """Return the processor of this machine; `usable` are the numbers of the logical processors that may be used."""
     text = machine.read("/proc/cpuinfo") or ""

@@ -208,18 +208,7 @@ def suppress_by_overlaps(
     before has kept. After n rounds the best n candidates are decided, so the rounds end, with the result of choosing
     one box after the other; mostly a few rounds are enough.
 
-    Args:
-        boxes_yxyx: float32 [batch, boxes, 4], corners.
-        scores: float32 [batch, boxes, classes], column 0 is background and gives no detection.
-        score_threshold: only scores above it count.
-        iou_threshold: a box that overlaps a better one of its class by this or more is dropped.
-        max_per_class: number of the best scores of a class that are considered.
-        max_detections: rows of the result.
-        voting_iou: see `gaudi_ops.non_max_suppression`.
-        max_voters: see there.
-
-    Returns:
-        as `non_max_suppression`.
+    Arguments and result are those of `non_max_suppression`; scores are float32.
     """
     classes, count = scores.shape[-1] - 1, min(max_per_class, scores.shape[1])
     lowest, wanted = score_threshold, count
