@@ -55,12 +55,13 @@ def test_nothing_to_predict_on_is_a_missing_input(tmp_path: Path) -> None:
 def test_a_folder_of_folders_of_images_is_told_as_the_pattern_that_takes_them(tmp_path: Path) -> None:
     top = tmp_path / "top [1]"
     top.mkdir()
-    touch(top, "hats/a.png", "shoes/b.jpg")
+    (top / "train").mkdir()
+    touch(top, "train/hats/a.png", "train/shoes/b.jpg")
     with pytest.raises(MissingInputError) as found:
         find_files([str(top)])
     pattern = re.search(r"--inference '(.+)'", str(found.value))
     assert pattern is not None
-    assert find_files([pattern[1]]) == [top / "hats" / "a.png", top / "shoes" / "b.jpg"]
+    assert find_files([pattern[1]]) == [top / "train" / "hats" / "a.png", top / "train" / "shoes" / "b.jpg"]
 
 
 def test_images_frames_and_bad_files_are_numbered(image_dir: Path, tmp_path: Path) -> None:

@@ -173,13 +173,13 @@ def _expand(text: str) -> list[Source]:
         what, remedy = "is not there", "images, videos, folders or patterns of them"
         if path.is_dir() or glob.has_magic(text):
             what = f"{'holds' if path.is_dir() else 'matches'} no image ({', '.join(IMAGE_ENDINGS)}) and no video"
-        if path.is_dir() and any(map(_is_media, itertools.islice(path.glob("*/*"), _MOST_LOOKED_AT))):
+        if path.is_dir() and any(map(_is_media, itertools.islice(path.rglob("*"), _MOST_LOOKED_AT))):
             remedy = f"'{glob.escape(str(path))}/**', for folders in it do"
         raise MissingInputError(f"{text}: {what}; give --inference {remedy}")
     return list(usable)
 
 
-_MOST_LOOKED_AT = 10_000  # files in the folders of a folder, for a remedy
+_MOST_LOOKED_AT = 10_000  # files and folders below a folder, for a remedy
 
 
 def _is_media(path: Path) -> bool:
