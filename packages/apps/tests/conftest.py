@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,6 +162,14 @@ def narrow_network() -> Any:
         levels = [(inner // 4, outer // 4, *rest) for inner, outer, *rest in architectures.SSD_EXTRA_LEVELS]
         patch.setattr(architectures, "SSD_EXTRA_LEVELS", tuple(levels))
         return build_detector()
+
+
+@pytest.fixture(scope="module")
+def timed_images() -> Iterator[None]:
+    """Time a batch of two images: what sixteen take is of no interest here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gaudi_apps.inference.evaluator.TIMED_BATCH", 2)
+        yield
 
 
 @pytest.fixture(scope="session")

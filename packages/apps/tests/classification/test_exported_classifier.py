@@ -29,7 +29,7 @@ from gaudi_distributed import SingleProcess
 from gaudi_models.classifiers import build_classifier
 from gaudi_ops.tf.keras_api import keras
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("timed_images")]
 NAMES = ("red", "green", "blue")
 CONFIG: Any = {
     "model": "resnet18",

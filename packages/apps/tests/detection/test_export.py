@@ -3,7 +3,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +58,6 @@ def run(
 def small_detector(small_network: Callable[..., Any]) -> Any:
     """Make a network that costs next to nothing, for what is the same of any; its layers are named as a detector's."""
     return small_network(3, names=("extra7_conv1", "class_head0", "box_head0"))
-
-
-@pytest.fixture(scope="module")
-def timed_images() -> Iterator[None]:
-    """Time a batch of two images: what sixteen take is of no interest here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gaudi_apps.inference.evaluator.TIMED_BATCH", 2)
-        yield
 
 
 def test_exports_are_made_checked_and_described(detector_exports: dict[Path, Export]) -> None:

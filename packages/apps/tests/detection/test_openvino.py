@@ -239,9 +239,14 @@ finally:
 
 @pytest.fixture(scope="module")
 def run(
-    detector_network: Any, noise_images: list[bytes], records: Path, tmp_path_factory: pytest.TempPathFactory
+    detector_network: Any,
+    noise_images: list[bytes],
+    records: Path,
+    timed_images: None,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """Make a run with exports of a network that detects, under the name of a checkpoint that costs nothing to train."""
+    del timed_images
     run, source = tmp_path_factory.mktemp("exports") / "run", RecordSource(records, "val")
     command = [sys.executable, str(SMALL_PROGRAM), "--model_dir", str(run), "--data_dir", str(records)]
     command += ["--steps", "1", "--batch_size", "2", "--no_evaluate"]
