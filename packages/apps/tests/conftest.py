@@ -178,7 +178,7 @@ def timed_images() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def detector_exports(
-    detector_network: Any, noise_images: list[bytes], tmp_path_factory: pytest.TempPathFactory
+    narrow_network: Any, noise_images: list[bytes], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[Path, Export]:
     """Export that network in four formats, by their folders, as of step 12; no test changes them."""
     from gaudi_apps.detection.detector import run_export
@@ -190,7 +190,7 @@ def detector_exports(
     where: dict[str, Any] = {"step": 12, "architecture": SSDArchitecture("resnet18"), "pool_padding": "same"}
     request = ExportRequest(checkpoint="ab12")
     categories = [Category(7, "red"), Category(9, "blue")]
-    return run_export(detector_network, categories, noise_images, folder, formats, **where, request=request)
+    return run_export(narrow_network, categories, noise_images, folder, formats, **where, request=request)
 
 
 @pytest.fixture(scope="session")

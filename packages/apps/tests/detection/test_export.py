@@ -236,18 +236,18 @@ def test_tflite_of_8_bits_has_its_convolutions_in_them_but_for_those_of_boxes(
 
 @pytest.mark.usefixtures("timed_images")
 def test_an_export_that_loses_more_than_it_may_is_not_left(
-    detector_network: Any, noise_images: list[bytes], evaluator: DetectionEvaluator, tmp_path: Path
+    narrow_network: Any, noise_images: list[bytes], evaluator: DetectionEvaluator, tmp_path: Path
 ) -> None:
     """No export gains half of all AP."""
     with pytest.raises(ExportError) as caught:
-        run(detector_network, noise_images, tmp_path / "new", "tflite", evaluator=evaluator, max_drop=-0.5)
+        run(narrow_network, noise_images, tmp_path / "new", "tflite", evaluator=evaluator, max_drop=-0.5)
     assert caught.value.exit_status == 70
     assert "--max_ap_drop" in (caught.value.remedy or "")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_wrong_export_is_noticed(
-    detector_network: Any, noise_images: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    narrow_network: Any, noise_images: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Colours in the wrong order, the fault that nobody sees."""
 
@@ -260,7 +260,7 @@ def test_a_wrong_export_is_noticed(
 
     monkeypatch.setattr(exporter, "write_tflite", write_wrong)
     with pytest.raises(ExportError, match="tflite: differs"):
-        run(detector_network, noise_images, tmp_path, "tflite")
+        run(narrow_network, noise_images, tmp_path, "tflite")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -239,7 +239,7 @@ finally:
 
 @pytest.fixture(scope="module")
 def run(
-    detector_network: Any,
+    narrow_network: Any,
     noise_images: list[bytes],
     records: Path,
     timed_images: None,
@@ -256,7 +256,7 @@ def run(
     where: dict[str, Any] = {"step": 1, "architecture": SSDArchitecture("resnet18"), "pool_padding": "same"}
     request = ExportRequest(("fp32", "bf16"), evaluator, max_drop=1, checkpoint=sha256)
     formats: Any = ("openvino", "onnx", "tflite")
-    run_export(detector_network, source.categories, noise_images, run / "export", formats, **where, request=request)
+    run_export(narrow_network, source.categories, noise_images, run / "export", formats, **where, request=request)
     for path in (run / "export").glob("*/export.json"):  # so that `auto` takes one in fp32, whatever else runs here
         manifest = json.loads(path.read_text())
         if "speed" in manifest:
@@ -283,9 +283,9 @@ def start(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("runtime", ["openvino", "onnxruntime", "litert", "auto"])
 def test_runtimes_detect_what_the_network_detects_and_import_no_tensorflow(
-    run: Path, photos: Path, detector_network: Any, tmp_path: Path, runtime: Any
+    run: Path, photos: Path, narrow_network: Any, tmp_path: Path, runtime: Any
 ) -> None:
-    expected = Detector(detector_network, ["red", "blue"]).predict(photos, score_threshold=0.05)
+    expected = Detector(narrow_network, ["red", "blue"]).predict(photos, score_threshold=0.05)
     predict = ("--mode", "predict", "--model_dir", run, "--inference", photos, "--save", "json", "--runtime", runtime)
     done = start(*predict, "--output_dir", tmp_path)
     assert done.stderr.splitlines()[-1] == "False"
