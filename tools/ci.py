@@ -63,7 +63,8 @@ class Lane:
 
 
 # They start in this order: the longest first, each with less of the processors than those before it, lest the longest,
-# whose tests run one at a time, ends long after all others.
+# whose tests run one at a time, ends long after all others. `remote` waits for its server more than it computes, so it
+# runs beside the longest: in the end, it would wait alone.
 LANES = (
     Lane(
         "scaleout",
@@ -74,6 +75,7 @@ LANES = (
         debian=("openmpi-bin", "openssh-server", "slurm-wlm", "libjemalloc2"),
     ),
     Lane("slow", parts={**PACKAGES, "tests": (".",)}),
+    Lane("remote", (*SOURCES, "tests/conftest.py", "tests/remote", "packages/apps/tests/small_ssd.py"), newest=True),
     Lane(
         "current",
         parts={name: (*read, "tools/newest_versions.py") for name, read in PACKAGES.items()},
@@ -104,7 +106,6 @@ LANES = (
         debian=("gcc",),
     ),
     Lane("packages", ("packages", "tools/package_checks.py")),
-    Lane("remote", (*SOURCES, "tests/conftest.py", "tests/remote", "packages/apps/tests/small_ssd.py"), newest=True),
     Lane("gaudi_contract", (*SOURCES, "tests/conftest.py", "tests/gaudi_contract")),
     Lane("torch_weights", ("packages/ops", "packages/models")),
     # All documents, and the sources that the pages of the API and the figures are made of.
@@ -132,14 +133,14 @@ class CiError(Exception):
     """A lane that cannot be judged or run."""
 
 
-def main(root: Path, lanes: Sequence[Lane], environ: Mapping[str, str], jobs: int = 3) -> int:
+def main(root: Path, lanes: Sequence[Lane], environ: Mapping[str, str], jobs: int = 4) -> int:
     """Run the lanes that must run; returns 0, or the exit status of nox for the first that failed.
 
     Args:
         root: the checkout, with a noxfile.py.
         lanes: in the order in which they start.
         environ: REAL_DATA, CI_FULL, XDG_CACHE_HOME.
-        jobs: sessions that run side by side.
+        jobs: sessions that run side by side; more than two processors compute, because the tests of most of them wait.
 
     Raises:
         CiError: REAL_DATA names no folder, or git lists no files.

@@ -51,17 +51,17 @@ def test_what_a_converter_writes_is_shown_with_its_error_only(capfd: pytest.Capt
 
 @pytest.mark.slow
 def test_onnx_finds_what_the_network_finds(
-    detector_network: Any, detector_exports: dict[Path, Any], noise_images: list[bytes], images: Any
+    narrow_network: Any, detector_exports: dict[Path, Any], noise_images: list[bytes], images: Any
 ) -> None:
     import onnxruntime
 
     path = find_export(detector_exports, "onnx") / "model.onnx"
-    reference = DetectionArrays(*Detector(detector_network).detect(images))
+    reference = DetectionArrays(*Detector(narrow_network).detect(images))
     for threads in (1, 2):
         opened: Any = OnnxModel(path, bytes, threads)
         assert opened._session.get_session_options().intra_op_num_threads == opened.threads == threads
     as_written = run_exported(OnnxModel(path, decode_pixels, takes_floats=False), noise_images)
-    agreement = DetectorExport(detector_network, CATEGORIES).compare(reference._asdict(), as_written)
+    agreement = DetectorExport(narrow_network, CATEGORIES).compare(reference._asdict(), as_written)
     assert agreement.is_close
     assert agreement.compared > 20
 
@@ -115,10 +115,10 @@ def test_onnx_without_the_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.slow
 def test_tflite_detects_by_builtin_operations_what_the_network_detects(
-    detector_network: Any, detector_exports: dict[Path, Any], noise_images: list[bytes], images: Any
+    narrow_network: Any, detector_exports: dict[Path, Any], noise_images: list[bytes], images: Any
 ) -> None:
-    network, folder = DetectorExport(detector_network, CATEGORIES), find_export(detector_exports, "tflite")
-    reference = DetectionArrays(*Detector(detector_network).detect(images))
+    network, folder = DetectorExport(narrow_network, CATEGORIES), find_export(detector_exports, "tflite")
+    reference = DetectionArrays(*Detector(narrow_network).detect(images))
     model = open_exported(folder, "tflite", "fp32", network.prepare_resized)
     for count in (3, 1):
         found = run_exported(model, noise_images[:count])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +59,6 @@ def run(
 def small_detector(small_network: Callable[..., Any]) -> Any:
     """Make a network that costs next to nothing, for what is the same of any; its layers are named as a detector's."""
     return small_network(3, names=("extra7_conv1", "class_head0", "box_head0"))
-
-
-@pytest.fixture(scope="module")
-def timed_images() -> Iterator[None]:
-    """Time a batch of two images: what sixteen take is of no interest here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gaudi_apps.inference.evaluator.TIMED_BATCH", 2)
-        yield
 
 
 def test_exports_are_made_checked_and_described(detector_exports: dict[Path, Export]) -> None:
@@ -245,18 +237,18 @@ def test_tflite_of_8_bits_has_its_convolutions_in_them_but_for_those_of_boxes(
 
 @pytest.mark.usefixtures("timed_images")
 def test_an_export_that_loses_more_than_it_may_is_not_left(
-    detector_network: Any, noise_images: list[bytes], evaluator: DetectionEvaluator, tmp_path: Path
+    narrow_network: Any, noise_images: list[bytes], evaluator: DetectionEvaluator, tmp_path: Path
 ) -> None:
     """No export gains half of all AP."""
     with pytest.raises(ExportError) as caught:
-        run(detector_network, noise_images, tmp_path / "new", "tflite", evaluator=evaluator, max_drop=-0.5)
+        run(narrow_network, noise_images, tmp_path / "new", "tflite", evaluator=evaluator, max_drop=-0.5)
     assert caught.value.exit_status == 70
     assert "--max_ap_drop" in (caught.value.remedy or "")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_wrong_export_is_noticed(
-    detector_network: Any, noise_images: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    narrow_network: Any, noise_images: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Colours in the wrong order, the fault that nobody sees."""
 
@@ -269,7 +261,7 @@ def test_a_wrong_export_is_noticed(
 
     monkeypatch.setattr(exporter, "write_tflite", write_wrong)
     with pytest.raises(ExportError, match="tflite: differs"):
-        run(detector_network, noise_images, tmp_path, "tflite")
+        run(narrow_network, noise_images, tmp_path, "tflite")
     assert list(tmp_path.iterdir()) == []
 
 

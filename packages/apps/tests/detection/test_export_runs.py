@@ -21,15 +21,15 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_saved_model_is_run_by_relative_paths(
-    detector_network: Any, noise_images: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    narrow_network: Any, noise_images: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process has another working folder, and the default folder of a run is relative."""
     monkeypatch.chdir(tmp_path)
     Path("scratch").mkdir()
-    network = DetectorExport(detector_network, [Category(1, "red"), Category(2, "blue")])
+    network = DetectorExport(narrow_network, [Category(1, "red"), Category(2, "blue")])
     write_saved_model(network, Path("saved"))
     images = np.stack([prepare_image(image) for image in noise_images])
-    reference = DetectionArrays(*Detector(detector_network).detect(images))
+    reference = DetectionArrays(*Detector(narrow_network).detect(images))
     for found in run_saved_model(Path("saved"), noise_images, Path("scratch")):
         agreement = network.compare(reference._asdict(), found)
         assert agreement.is_close

@@ -248,9 +248,14 @@ finally:
 
 @pytest.fixture(scope="module")
 def run(
-    detector_network: Any, noise_images: list[bytes], records: Path, tmp_path_factory: pytest.TempPathFactory
+    narrow_network: Any,
+    noise_images: list[bytes],
+    records: Path,
+    timed_images: None,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """Make a run with exports of a network that detects, under the name of a checkpoint that costs nothing to train."""
+    del timed_images
     run, source = tmp_path_factory.mktemp("exports") / "run", RecordSource(records, "val")
     command = [sys.executable, str(SMALL_PROGRAM), "--model_dir", str(run), "--data_dir", str(records)]
     command += ["--steps", "1", "--batch_size", "2", "--no_evaluate"]
@@ -260,7 +265,7 @@ def run(
     where: dict[str, Any] = {"step": 1, "architecture": SSDArchitecture("resnet18"), "pool_padding": "same"}
     request = ExportRequest(("fp32", "bf16"), evaluator, max_drop=1, checkpoint=sha256)
     formats: Any = ("openvino", "onnx", "tflite")
-    run_export(detector_network, source.categories, noise_images, run / "export", formats, **where, request=request)
+    run_export(narrow_network, source.categories, noise_images, run / "export", formats, **where, request=request)
     for path in (run / "export").glob("*/export.json"):  # so that `auto` takes one in fp32, whatever else runs here
         manifest = json.loads(path.read_text())
         if "speed" in manifest:
@@ -287,9 +292,9 @@ def start(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("runtime", ["openvino", "onnxruntime", "litert", "auto"])
 def test_runtimes_detect_what_the_network_detects_and_import_no_tensorflow(
-    run: Path, photos: Path, detector_network: Any, tmp_path: Path, runtime: Any
+    run: Path, photos: Path, narrow_network: Any, tmp_path: Path, runtime: Any
 ) -> None:
-    expected = Detector(detector_network, ["red", "blue"]).predict(photos, score_threshold=0.05)
+    expected = Detector(narrow_network, ["red", "blue"]).predict(photos, score_threshold=0.05)
     predict = ("--mode", "predict", "--model_dir", run, "--inference", photos, "--save", "json", "--runtime", runtime)
     done = start(*predict, "--output_dir", tmp_path)
     assert done.stderr.splitlines()[-1] == "False"

@@ -30,11 +30,11 @@ def to_detections(outputs: dict[str, Any]) -> DetectionArrays:
 
 @pytest.mark.slow
 def test_a_saved_model_finds_what_the_network_finds(
-    detector_exports: dict[Path, Any], detector_network: Any, noise_images: list[bytes], images: Any
+    detector_exports: dict[Path, Any], narrow_network: Any, noise_images: list[bytes], images: Any
 ) -> None:
     (saved,) = (path for path in detector_exports if path.name == "saved_model")
     signatures = tf.saved_model.load(str(saved)).signatures
-    reference = DetectionArrays(*Detector(detector_network).detect(images))
+    reference = DetectionArrays(*Detector(narrow_network).detect(images))
     outputs = signatures["serving_default"](encoded=tf.constant(noise_images))
     agreement = compare_detections(reference, to_detections(outputs))
     assert agreement.is_close
