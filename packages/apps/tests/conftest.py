@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from gaudi_apps.inference.exporter import Export
     from gaudi_apps.runtime.settings import DeviceSettings
 
-# OpenVINO reports each conversion to its makers, from a copy of the process: 3 seconds of a processor here.
-# It does not where it sees a service that builds, by the variable of one; `CI` would ask hypothesis for more examples.
-os.environ.setdefault("TF_BUILD", "1")
-
 SMALL_PROGRAM = Path(__file__).with_name("small_ssd.py")
 NUM_IMAGES = 5
 SIDE = 60  # of the square in each image, in pixels

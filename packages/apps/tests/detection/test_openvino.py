@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -191,6 +192,12 @@ def test_batches_side_by_side_are_those_alone(exported: Path) -> None:
     assert [*both._compiled] == [4]
     np.testing.assert_allclose(both.compute(images[:5])["scores"], alone.compute(images[:5])["scores"], atol=1e-4)
     assert [*both._compiled] == [4, 0]  # one of any size for what is larger than was announced
+
+
+def test_conversions_are_not_reported(exported: Path) -> None:
+    assert exported.is_dir()
+    openvino_telemetry = importlib.import_module("openvino_telemetry")
+    assert not openvino_telemetry.Telemetry().consent  # of the one that the conversion has made
 
 
 def test_one_thread_computes_nothing_side_by_side(exported: Path) -> None:

@@ -249,7 +249,7 @@ def quantize_onnx(path: Path, network: ExportedNetwork, images: Iterator[Any]) -
     nodes = [node.name for node in model.graph.node if node.op_type in QUANTIZED_TYPES]
     with _quiet("onnxruntime"):
         quantization.quantize_static(
-            model,
+            str(path),
             str(path),
             Reader(),
             quant_format=quantization.QuantFormat.QDQ,
