@@ -27,6 +27,7 @@ SHARES: Mapping[str, float] = {
     "grouped_convolution": 1.5,
     "optimizers": 1.5,
     "collectives": 2.5,
+    "gathering": 0.5,
     "weak_scaling": 4,
     "simulated_ranks": 1.5,
     "gloo_start": 1.5,

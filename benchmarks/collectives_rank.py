@@ -13,6 +13,7 @@ from typing import Any
 
 from gaudi_distributed import (
     CommunicationOptions,
+    Communicator,
     apply_environment,
     communication_environment,
     detect_rank,
@@ -25,16 +26,20 @@ CLASSES = 81
 
 def main(output: Path, repeats: int, seconds: float, group: int) -> None:
     """Reduce in turns, as often as there is time for, on all ranks alike; with groups, what batch norms sum in them."""
-    options = CommunicationOptions("horovod", compression="fp16", group_size=group)
-    apply_environment(communication_environment(options, detect_rank(os.environ), os.environ))
-    open_device("cpu")
-    communicator = open_communicator(options)
+    communicator = open_horovod(CommunicationOptions("horovod", compression="fp16", group_size=group))
     candidates, megabytes = (make_group_sums if group > 1 else make_reductions)(communicator)
     timings = time_in_turns(communicator, candidates, 1, repeats, seconds)
     if communicator.rank == 0:
         output.write_text(json.dumps({"megabytes": megabytes, **timings}), encoding="utf-8")
     communicator.barrier()
     communicator.close()
+
+
+def open_horovod(options: CommunicationOptions) -> Communicator:
+    """Open the communicator of this rank, on a processor."""
+    apply_environment(communication_environment(options, detect_rank(os.environ), os.environ))
+    open_device("cpu")
+    return open_communicator(options)
 
 
 def make_group_sums(communicator: Any) -> tuple[dict[str, Callable[[], Any]], float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import sys
 import threading
@@ -12,15 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.collectives_rank import time_in_turns
-from gaudi_distributed import (
-    CommunicationOptions,
-    apply_environment,
-    communication_environment,
-    detect_rank,
-    open_communicator,
-    open_device,
-)
+from benchmarks.collectives_rank import open_horovod, time_in_turns
+from gaudi_distributed import CommunicationOptions
 
 NETWORK, CLASSES, SIDE, BATCH = "resnet18", 100, 32, 4
 FEWEST, MOST = 3, 20  # rounds
@@ -29,10 +21,7 @@ STREAM_BYTES, HOPS = 32 << 20, 100
 
 def main(output: Path, seconds: float) -> None:
     """Measure in turns, as often as there is time for, on all ranks alike."""
-    options = CommunicationOptions("horovod")
-    apply_environment(communication_environment(options, detect_rank(os.environ), os.environ))
-    open_device("cpu")
-    communicator = open_communicator(options)
+    communicator = open_horovod(CommunicationOptions("horovod"))
     import tensorflow as tf
 
     # As many ranks as cores, or more: each computes by one thread.
