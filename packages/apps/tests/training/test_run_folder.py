@@ -127,7 +127,9 @@ def test_what_no_run_wrote_is_not_written_over(tmp_path: Path, name: str, kind: 
         '{"format": "gaudi-apps run", "version": 1, "settings": {}, "files": [3]}',
         '{"format": "gaudi-apps run", "version": 1, "settings": {}, "files": ["a\\u0000b"]}',
         "\udcff",
+        "[" * 100_000,
     ],
+    ids=lambda text: text[:9],
 )
 def test_a_record_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / RUN_FILE).write_text(text, errors="surrogateescape")

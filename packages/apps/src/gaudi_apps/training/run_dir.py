@@ -289,7 +289,7 @@ class RunFolder:
             if not all(isinstance(name, str) and "\0" not in name for name in files):
                 raise ValueError("a name among files is none")
             return record
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(
                 f"is no record of a run ({error})", path=self._record_path, remedy="give another --model_dir"
             ) from None
