@@ -7,11 +7,14 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from gaudi_distributed.launch.elastic import HostList
 
 PROGRAM = Path(__file__).with_name("worker_program.py")
 # Ends a test that would never end.
@@ -132,6 +135,32 @@ def test_all_are_lost(run: Run) -> None:
     status, _, last = run.end()
     assert status == 75
     assert "ended by signal 9" in last
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_script_that_is_ended_with_the_run_is_not_told(
+    is_over: bool, tmp_path: Path, make_channel: Callable[[str], Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The last line of a run says why it has ended, and not that its script was killed at the end."""
+    told, script = make_channel("told"), tmp_path / "hosts.sh"
+    script.write_text(
+        f"#!/bin/sh\n[ -e {tmp_path}/asked ] && echo $$ > {told.path} && exec sleep 600\necho localhost\n"
+    )
+    script.chmod(0o755)
+    hosts = HostList(script)
+    (tmp_path / "asked").touch()
+    (watcher,) = (thread for thread in threading.enumerate() if thread.name == "hosts")
+    told.read()
+    if is_over:
+        hosts.close()
+    (tmp_path / "asked").unlink()
+    os.kill(int(told.lines[0]), signal.SIGKILL)
+    while not is_over and "status -9" not in capfd.readouterr().err:
+        pass
+    hosts.close()
+    watcher.join(SECONDS)
+    assert "status -9" not in capfd.readouterr().err
+    assert hosts.hosts == {"localhost": 1}
 
 
 def test_new_host_that_is_bad_ends_nobody_else(run: Run) -> None:

@@ -5,6 +5,7 @@ No other module imports the vendor's package.
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping
 from ipaddress import IPv4Address
@@ -164,16 +165,9 @@ def load_habana() -> None:
     Raises:
         DeviceError: the distribution habana-tensorflow is not installed, or its module does not load.
     """
+    module = _import_habana("habana_frameworks.tensorflow", "device hpu", "--device")
     try:
-        from habana_frameworks.tensorflow import load_habana_module
-    except ModuleNotFoundError as error:
-        raise DeviceError(
-            f"device hpu: module {error.name} is missing",
-            flag="--device",
-            remedy="install habana-tensorflow 1.14 beside TensorFlow 2.15.0 on Python 3.10",
-        ) from error
-    try:
-        load_habana_module()
+        module.load_habana_module()
     except Exception as error:
         # Of any kind: without a driver it is an AttributeError that says nothing of drivers.
         raise DeviceError(
@@ -189,11 +183,13 @@ def make_strategy() -> Any:
     Raises:
         DeviceError: the distribution habana-tensorflow is not installed.
     """
+    what, instead = "distribution strategy hpu", ", or choose multi_worker"
+    return _import_habana("habana_frameworks.tensorflow.distribute", what, instead=instead).HPUStrategy()
+
+
+def _import_habana(name: str, what: str, flag: str | None = None, instead: str = "") -> Any:
     try:
-        from habana_frameworks.tensorflow.distribute import HPUStrategy
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise DeviceError(
-            f"distribution strategy hpu: module {error.name} is missing",
-            remedy="install habana-tensorflow 1.14 beside TensorFlow 2.15.0 on Python 3.10, or choose multi_worker",
-        ) from error
-    return HPUStrategy()
+        remedy = "install habana-tensorflow 1.14 beside TensorFlow 2.15.0 on Python 3.10" + instead
+        raise DeviceError(f"{what}: module {error.name} is missing", flag=flag, remedy=remedy) from error

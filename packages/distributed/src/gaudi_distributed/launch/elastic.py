@@ -55,8 +55,13 @@ class HostList:
 
     def __init__(self, script: Path) -> None:
         self._script = script.absolute()
+        self._is_over = threading.Event()
         self.hosts = self._ask()
         threading.Thread(target=self._watch, name="hosts", daemon=True).start()
+
+    def close(self) -> None:
+        """Ask no more, and tell nothing of a program that is ended with the launcher."""
+        self._is_over.set()
 
     def _ask(self) -> dict[str, int]:
         try:
@@ -79,12 +84,11 @@ class HostList:
 
     def _watch(self) -> None:
         fault = ""
-        while True:
-            time.sleep(1)
+        while not self._is_over.wait(1):
             try:
                 self.hosts, fault = self._ask(), ""
             except ConfigurationError as error:  # the hosts stay as they were
-                if fault != str(error):
+                if fault != str(error) and not self._is_over.is_set():
                     tell(str(error))
                 fault = str(error)
 
@@ -186,6 +190,7 @@ class ElasticRun:
             try:
                 self._go_on(asked)
             finally:
+                self._hosts.close()
                 finish_processes(self._running.values())
                 if self._logs is not None:
                     self._logs.close()
