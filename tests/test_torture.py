@@ -105,6 +105,39 @@ def test_files_are_damaged(fault: str, content: bytes, tmp_path: Path) -> None:
     assert (tmp_path / "case" / "a" / "b").read_bytes() == content
 
 
+SHOWN = """
+import json, sys
+from pathlib import Path
+from tests.torture import cases, programs
+
+def train(argv):
+    Path("run").mkdir(exist_ok=True)
+    Path("run", "weights").write_text(Path("photos", "a").read_text())
+
+def collect(folder):
+    weights = {"w": (folder / "run" / "weights").read_text()}
+    return {"weights": weights, "images": ["1 [a]", "2 [b]"], "names": [], "left": []}
+
+root = Path(sys.argv[1])
+program = programs.Program("trained", train, (), None, collect, ("photos",), ("run",))
+reference = cases.Reference({"weights": {"w": "red"}, "images": ["1 [a]"], "names": [], "left": []}, (), 0, 0.1)
+outcome = cases.Case("trained begin swap:photos/a", program, reference, root, root / "case").run()
+print(outcome.state, outcome.what)
+"""
+
+
+@pytest.mark.slow
+def test_a_replaced_input_gives_what_it_gives_from_the_start(tmp_path: Path) -> None:
+    """A run notes the images of its steps; those of the undisturbed run do not count twice."""
+    for name, content in (("begin", "red"), ("other", "blue")):
+        (tmp_path / name / "photos").mkdir(parents=True)
+        (tmp_path / name / "photos" / "a").write_text(content)
+    command = [sys.executable, "-c", SHOWN, str(tmp_path)]
+    environ = {**os.environ, "LD_PRELOAD": str(shim.build(tmp_path))}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert done.stdout.split() == ["same"], done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("bug", planted.BUGS, ids=lambda bug: bug.name)
 def test_what_a_planted_bug_replaces_stands_there_once(bug: planted.Bug) -> None:
     assert (ROOT / "packages" / bug.path).read_text(encoding="utf-8").count(bug.old) == 1

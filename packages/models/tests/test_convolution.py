@@ -56,9 +56,9 @@ def differentiate(layer: Any, inputs: Any) -> list[Any]:
 @settings(max_examples=25, deadline=None)
 def test_it_is_keras_convolution(has_avx512: bool, arguments: dict[str, Any], implementation: Implementation) -> None:
     plain = keras.layers.Conv2D(**{"use_bias": False, **arguments})
-    # The gradient by filters of 1x1 with steps is wrong in TensorFlow 2.21's own oneDNN on processors with AVX2 alone.
-    is_wrong = not has_avx512 and tuple(map(int, tf.__version__.split(".")[:2])) >= (2, 21)
-    assume(not is_wrong or plain.kernel_size != (1, 1) or plain.strides == (1, 1))
+    # With AVX2 alone, oneDNN's gradient by 1x1 filters with steps is wrong for fewer than 8 channels, as here: in
+    # TensorFlow 2.21 always, in 2.15 from some moment of a process on. For as many as networks have, it is right.
+    assume(has_avx512 or plain.kernel_size != (1, 1) or plain.strides == (1, 1))
     layer = Convolution2D(**arguments, implementation=implementation)
     assert layer.get_config() == {**plain.get_config(), "name": layer.name, "implementation": implementation}
 
