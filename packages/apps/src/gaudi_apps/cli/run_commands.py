@@ -15,7 +15,7 @@ import tyro
 from gaudi_apps.inference.serving.flags import LayoutFlags, ServeFlags
 from gaudi_datasets.arguments import is_switch_on
 from gaudi_datasets.commands.data_flags import Debug, subcommand
-from gaudi_datasets.errors import FlagError, MissingExtraError
+from gaudi_datasets.errors import FlagError, import_extra
 from gaudi_datasets.fetching.stores import is_url
 from gaudi_datasets.flags import parse_flags
 from gaudi_ops.program import run_program, say
@@ -132,15 +132,10 @@ class Serve(ServeFlags):
 
     def run(self) -> None:
         """Run the command."""
-        try:
-            from gaudi_apps.inference.serving.server import run_server
-        except ImportError as error:
-            name = (error.name or "").partition(".")[0]
-            if name not in ("prometheus_client", "tornado"):
-                raise
-            raise MissingExtraError(
-                f"serve: {name} is not installed", remedy="pip install 'gaudi-apps[serve]'"
-            ) from None
+        for name in ("prometheus_client", "tornado"):
+            import_extra(name, "gaudi-apps[serve]")
+        from gaudi_apps.inference.serving.server import run_server
+
         run_server(self)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from gaudi_apps.runtime.settings import DeviceSettings
-from gaudi_datasets.errors import MissingExtraError
+from gaudi_datasets.errors import import_extra
 from gaudi_distributed import apply_environment, polling_environment
 from gaudi_distributed.errors import DeviceError
 from gaudi_ops.program import importing
@@ -53,13 +53,8 @@ class MXNet:
         """
         # Our own errors report damaged frames of videos.
         apply_environment({"OPENCV_FFMPEG_LOGLEVEL": "-8"})
-        try:
-            with importing("mxnet"):
-                import gaudi_models.mxnet  # noqa: F401 - whose error names what is missing
-        except ImportError as error:
-            raise MissingExtraError(
-                f"ssd_mxnet_train needs MXNet ({error}); pip install 'gaudi-apps[mxnet]'"
-            ) from error
+        with importing("mxnet"):
+            import_extra("gaudi_models.mxnet", "gaudi-apps[mxnet]")
         import mxnet as mx
 
         count = mx.context.num_gpus() if settings.device != "cpu" else 0
