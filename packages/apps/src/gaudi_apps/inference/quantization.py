@@ -93,6 +93,7 @@ def write_openvino(
             if not calibration:
                 raise ValueError("int8 needs calibration")
             model, restored = _quantize(model, network, calibration, bound)
+            _halve_filters(model)
     model.set_rt_info(json.dumps(network.list_classes()), ["gaudi_apps", "classes"])
     model.set_rt_info(precision, ["gaudi_apps", "precision"])
     openvino.save_model(model, str(folder / "model.xml"), compress_to_fp16=precision in ("fp16", "bf16"))
@@ -207,6 +208,15 @@ class _Validation:
         self._done += len(places)
         self._show(self._done, max(self._most, self._done))
         return value, None
+
+
+def _halve_filters(model: Any) -> None:
+    """Store the float32 filters that are left in 16 bits, as OpenVINO does where there are no 8 bits."""
+    opset = import_runtime("openvino.opset13")
+    for layer in (one for one in model.get_ops() if one.get_type_name() in LAYERS):
+        filters = layer.input_value(1).get_node()  # a Constant of float32, where it has not 8 bits
+        if filters.get_type_name() == "Constant" and np.isfinite(halved := filters.data.astype(np.float16)).all():
+            layer.input(1).replace_source_output(opset.convert(opset.constant(halved), "f32").output(0))
 
 
 def _list_quantized(model: Any) -> set[str]:
