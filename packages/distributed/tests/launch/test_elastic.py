@@ -144,7 +144,7 @@ def test_a_script_that_is_ended_with_the_run_is_not_told(
     """The last line of a run says why it has ended, and not that its script was killed at the end."""
     told, script = make_channel("told"), tmp_path / "hosts.sh"
     script.write_text(
-        f"#!/bin/sh\n[ -e {tmp_path}/asked ] && echo $$ > {told.path} && exec sleep 600\necho localhost\n"
+        f"#!/bin/sh\n[ -e {tmp_path}/asked ] && echo $$ > {told.path} && exec tail -f /dev/null\necho localhost\n"
     )
     script.chmod(0o755)
     hosts = HostList(script)
