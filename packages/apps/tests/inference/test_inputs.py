@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from gaudi_apps.inference.media import InputImage, Preprocessor, VideoWriter, fi
 from gaudi_apps.inference.visualizer import Image, decode_image
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_ops.files import FileError
 from gaudi_ops.program import describe_error
 
 
@@ -59,9 +61,26 @@ def test_a_folder_of_folders_of_images_is_told_as_the_pattern_that_takes_them(tm
     touch(top, "train/hats/a.png", "train/shoes/b.jpg")
     with pytest.raises(MissingInputError) as found:
         find_files([str(top)])
-    pattern = re.search(r"--inference '(.+)'", str(found.value))
+    pattern = re.search(r"'(.+)'", found.value.remedy or "")
     assert pattern is not None
     assert find_files([pattern[1]]) == [top / "train" / "hats" / "a.png", top / "train" / "shoes" / "b.jpg"]
+
+
+def test_what_is_named_as_an_image_and_is_no_file_is_a_bad_file(image_dir: Path, tmp_path: Path) -> None:
+    for ending in (".jpg", ".mp4"):
+        (tmp_path / f"gone{ending}").symlink_to(tmp_path / "nowhere")
+        os.mkfifo(tmp_path / f"pipe{ending}")
+    (tmp_path / "link.png").symlink_to(image_dir / "1.png")
+    files = find_files([str(tmp_path)])
+    bad: list[tuple[Path, Exception]] = []
+    read = list(read_images(files, make_preprocessor(300), lambda _, *error: bad.append(error)))
+    assert [one.path for one in read] == [tmp_path / "link.png"]
+    assert [path.name for path, _ in bad] == ["gone.jpg", "gone.mp4", "pipe.jpg", "pipe.mp4"]
+    assert [isinstance(error, FileNotFoundError) for _, error in bad] == [True, True, False, False]
+    assert all(isinstance(error, FileError) for _, error in bad[2:])
+    with pytest.raises(MissingInputError):
+        find_files([f"{tmp_path}/gone.jpg"])
+    assert find_files([f"{tmp_path}/pipe.jpg"]) == [tmp_path / "pipe.jpg"]
 
 
 def test_images_frames_and_bad_files_are_numbered(image_dir: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from gaudi_datasets.errors import FlagError, GaudiError, TransferError
 from gaudi_datasets.fetching.downloads import Download, Fetcher, Patience
 from gaudi_datasets.image_files import IMAGE_ENDINGS, check_image
 from gaudi_datasets.output_files import cut_name
-from gaudi_ops.files import read_file
+from gaudi_ops.files import open_regular_file, read_file
 
 SCHEMES = ("http", "https", "rtsp")
 VIDEO_ENDINGS = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm")
@@ -124,10 +124,9 @@ def parse_address(text: str) -> Address | None:
     except ValueError:
         is_whole = False
     if scheme.lower() not in SCHEMES or not is_whole:
-        shown = str(address) if is_whole else ascii(text)
         raise FlagError(
-            f"--inference {shown}: is no address that is read",
-            flag="--inference",
+            "is no address that is read",
+            path=str(address) if is_whole else ascii(text),
             remedy=f"begin it with {', '.join(f'{one}://' for one in SCHEMES)} and a host, or give a file",
         )
     return address
@@ -172,23 +171,24 @@ def open_capture(source: Source) -> Any:
 
     Raises:
         TransferError: a camera or a stream cannot be opened within `SILENT_SECONDS`.
+        OSError: the file is not there, or is no regular one.
     """
     if isinstance(source, Path):
+        open_regular_file(source).close()  # OpenCV would wait for a pipe
         return cv2.VideoCapture(str(source))
     with _quiet_opencv():
         if source.camera is not None:
             capture = cv2.VideoCapture(source.camera)
             remedy = "connect a camera, or give the number of another"
         else:
-            limits = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, cv2.CAP_PROP_READ_TIMEOUT_MSEC]
             milliseconds = int(1000 * SILENT_SECONDS)
-            options = [value for limit in limits for value in (limit, milliseconds)]
+            options = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, milliseconds, cv2.CAP_PROP_READ_TIMEOUT_MSEC, milliseconds]
             capture = cv2.VideoCapture(source.text, cv2.CAP_FFMPEG, options)
             remedy = "check that it is a video or a stream, and that its server answers"
     if not capture.isOpened():
         capture.release()
-        what = "cannot be opened as a camera" if source.camera is not None else "cannot be opened as a video"
-        raise TransferError(what, path=str(source), remedy=remedy)
+        kind = "video" if source.camera is None else "camera"
+        raise TransferError(f"cannot be opened as a {kind}", path=str(source), remedy=remedy)
     return capture
 
 

@@ -165,17 +165,17 @@ def _expand(text: str) -> list[Source]:
     if address is not None:
         return [address]
     path = Path(text).expanduser()
-    if path.is_file():
+    if path.exists() and not path.is_dir():
         return [path]
-    found = path.iterdir() if path.is_dir() else map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207
-    usable = sorted(filter(_is_media, found))
+    matches = glob.glob(str(path), recursive=True) if glob.has_magic(str(path)) else ()  # noqa: PTH207
+    usable = sorted(filter(_is_media, path.iterdir() if path.is_dir() else map(Path, matches)))
     if not usable:
-        what, remedy = "is not there", "images, videos, folders or patterns of them"
+        what, remedy = "is not there", "give images, videos, folders or patterns of them"
         if path.is_dir() or glob.has_magic(text):
             what = f"{'holds' if path.is_dir() else 'matches'} no image ({', '.join(IMAGE_ENDINGS)}) and no video"
         if path.is_dir() and any(map(_is_media, itertools.islice(path.rglob("*"), _MOST_LOOKED_AT))):
-            remedy = f"'{glob.escape(str(path))}/**', for folders in it do"
-        raise MissingInputError(f"{text}: {what}; give --inference {remedy}")
+            remedy = f"give '{glob.escape(str(path))}/**', for folders in it do"
+        raise MissingInputError(what, path=text, remedy=remedy)
     return list(usable)
 
 
@@ -183,7 +183,7 @@ _MOST_LOOKED_AT = 10_000  # files and folders below a folder, for a remedy
 
 
 def _is_media(path: Path) -> bool:
-    return path.suffix.lower() in (*IMAGE_ENDINGS, *VIDEO_ENDINGS) and path.is_file()
+    return path.suffix.lower() in (*IMAGE_ENDINGS, *VIDEO_ENDINGS) and not path.is_dir()  # bad files are counted later
 
 
 def read_encoded(source: Source) -> bytes:
