@@ -77,8 +77,9 @@ def test_a_run_is_loaded_and_detects_in_files_bytes_and_pixels(
     task: SSDTask, detector: Detector, image_dir: Path
 ) -> None:
     paths = [image_dir / "1.png", image_dir / "2.png"]
-    expected = Detector(task.model).detect(prepare(image_dir, 1, 2))
-    found = detector.predict([paths[0], paths[1].read_bytes(), decode_image(paths[0].read_bytes())], batch_size=2)
+    # In batches of one size: of boxes that overlap and score alike, the last bit decides which stays.
+    expected = Detector(task.model).detect(prepare(image_dir, 1, 2, 1))
+    found = detector.predict([paths[0], paths[1].read_bytes(), decode_image(paths[0].read_bytes())], batch_size=3)
     assert detector.class_names == ("red", "blue")
     for number, (boxes, labels, scores) in enumerate(zip(*expected, strict=True)):
         rows = (labels > 0) & (scores >= 0.3)
@@ -86,7 +87,7 @@ def test_a_run_is_loaded_and_detects_in_files_bytes_and_pixels(
         np.testing.assert_array_equal(found[number].labels, labels[rows])
         np.testing.assert_allclose(found[number].scores, scores[rows], atol=1e-5)
         assert found[number].names == tuple(("red", "blue")[label - 1] for label in labels[rows])
-    assert len(found[2].scores) == len(found[0].scores) > 0
+        assert len(found[number].scores) > 0
 
 
 def test_a_run_that_names_no_network_has_the_default_one() -> None:

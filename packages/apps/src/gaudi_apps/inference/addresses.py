@@ -159,8 +159,7 @@ def fetch_image(address: Address) -> bytes:
                     f"takes more than {IMAGE_SECONDS:g} seconds", path=str(address), remedy=_REMEDY
                 ) from None
             # The address as it was given may hold a password.
-            message = str(error.args[0]) if error.args else ""
-            raise type(error)(message, path=str(address), remedy=error.remedy) from None
+            raise type(error)(*error.args[:1], path=str(address), remedy=error.remedy) from None
         finally:
             timer.cancel()
         return read_file(path)
@@ -171,10 +170,11 @@ def open_capture(source: Source) -> Any:
 
     Raises:
         TransferError: a camera or a stream cannot be opened within `SILENT_SECONDS`.
-        OSError: the file is not there, or is no regular one.
+        FileError: the file is no regular one.
     """
     if isinstance(source, Path):
-        open_regular_file(source).close()  # OpenCV would wait for a pipe
+        with contextlib.suppress(FileNotFoundError):  # which OpenCV cannot open either; for a pipe, it would wait
+            open_regular_file(source).close()
         return cv2.VideoCapture(str(source))
     with _quiet_opencv():
         if source.camera is not None:
