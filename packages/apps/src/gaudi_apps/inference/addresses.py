@@ -126,6 +126,7 @@ def parse_address(text: str) -> Address | None:
     if scheme.lower() not in SCHEMES or not is_whole:
         raise FlagError(
             "is no address that is read",
+            flag="--inference",
             path=str(address) if is_whole else ascii(text),
             remedy=f"begin it with {', '.join(f'{one}://' for one in SCHEMES)} and a host, or give a file",
         )
@@ -155,9 +156,8 @@ def fetch_image(address: Address) -> bytes:
             Fetcher(patience, stop=stop).fetch(Download(address.text, path, check=check, most_bytes=IMAGE_BYTES))
         except GaudiError as error:
             if stop.is_set():
-                raise TransferError(
-                    f"takes more than {IMAGE_SECONDS:g} seconds", path=str(address), remedy=_REMEDY
-                ) from None
+                message = f"takes more than {IMAGE_SECONDS:g} seconds"
+                raise TransferError(message, path=str(address), remedy=_REMEDY) from None
             # The address as it was given may hold a password.
             raise type(error)(*error.args[:1], path=str(address), remedy=error.remedy) from None
         finally:

@@ -183,7 +183,7 @@ _MOST_LOOKED_AT = 10_000  # files and folders below a folder, for a remedy
 
 
 def _is_media(path: Path) -> bool:
-    return path.suffix.lower() in (*IMAGE_ENDINGS, *VIDEO_ENDINGS) and not path.is_dir()  # bad files are counted later
+    return path.suffix.lower() in (*IMAGE_ENDINGS, *VIDEO_ENDINGS) and not path.is_dir()  # bad ones are told when read
 
 
 def read_encoded(source: Source) -> bytes:

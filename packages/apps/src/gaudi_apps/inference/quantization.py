@@ -68,8 +68,8 @@ def write_openvino(
     Args:
         network: to convert from ONNX; OpenVINO's own conversion of TensorFlow knows no combined suppression.
         folder: to write into.
-        precision: fp16 and bf16 halve the weights in the file; bf16 is computed by the hint that loaders give, but for
-            the first layer, what is before it, and the last layers, which stay in float32.
+        precision: fp16 and bf16 halve the weights in the file, int8 those that stay in float; bf16 is computed by the
+            loaders' hint, but for the first layer, what is before it, and the last layers, which stay in float32.
         calibration: training images for the ranges of int8, JPEG or PNG.
         bound: of int8: the layers that cost the most get their precision back until it holds; None: all layers that
             may have 8 bits have them.
