@@ -223,7 +223,8 @@ def test_records_that_do_not_fit_are_read_by_ranges(
     filled: Bucket, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: tuple[str, ...]
 ) -> None:
     limit_cache(monkeypatch, records)
-    monkeypatch.setattr("gaudi_datasets.fetching.downloads.Patience", lambda: SOON)
+    if faults:
+        monkeypatch.setattr("gaudi_datasets.fetching.downloads.Patience", lambda: SOON)
     remote, local = open_both(records)
     filled.aim("GET", "train-00002", *faults)
     for number, order in enumerate((np.arange(len(local)), np.arange(len(local))[::-1])):
@@ -233,7 +234,8 @@ def test_records_that_do_not_fit_are_read_by_ranges(
     assert not filled.aimed
     assert filled.count("GET", "train-00000") == 1
     assert local.manifest is not None
-    assert filled.count("GET", "train-00001") == 2 * local.manifest["shards"][1]["records"]
+    asked, least = filled.count("GET", "train-00001"), 2 * local.manifest["shards"][1]["records"]
+    assert asked >= least if faults else asked == least  # on a busy machine a request is late for so little patience
     (kept,) = (tmp_path / "cache").rglob("train-*.tfrecord")
     assert kept.name == "train-00000-of-00003.tfrecord"
 

@@ -47,6 +47,7 @@ from gaudi_distributed.comm.opening import ENGINE_VARIABLE
 
 run_ranks = runpy.run_path(str(Path(__file__).parents[1] / "ranks_in_threads.py"))["run_ranks"]
 CPU = Host("cpu", 2, has_bf16=True)
+KINDS = ((True, True), (False, True), (False, False))  # of processors: with bf16, with AVX-512, with neither
 SECONDS = st.floats(0.01, 100)
 
 
@@ -136,6 +137,8 @@ def test_a_detector_without_a_time_learns_for_epochs() -> None:
 def test_a_detector_on_another_machine() -> None:
     slow = {flag: value for flag, value, _ in choose(host=Host("cpu", 2, has_bf16=False)).choices}
     assert slow["dtype"] == "fp32"
+    speeds = [Host("cpu", 3, is_new, is_new or is_wide).assume_speed(4, 2, 1, 9) for is_new, is_wide in KINDS]
+    assert speeds == [12, 6, 3]
     fast = {flag: value for flag, value, _ in choose(images=5000, host=Host("gpu", 16, has_bf16=True)).choices}
     assert (fast["batch_size"], fast["base_lr"]) == (32, 0.048)
 
@@ -270,6 +273,25 @@ def test_a_run_goes_on_by_its_own_recipe(records: Path, tmp_path: Path) -> None:
     assert not ssd_train.PROGRAM.recipe.is_fitted
     config = parse("--data", records, "--model_dir", tmp_path, "--mode", "eval")
     assert config.data.batch_size == 3
+
+
+@pytest.mark.parametrize("mode", ["predict", "export", "eval"])
+@pytest.mark.parametrize(
+    ("trained", "has_bf16", "used"),
+    [("fp32", True, "fp32"), ("bf16", True, "bf16"), ("bf16", False, "fp32"), ("fp64", True, "bf16")],
+)
+def test_a_run_is_used_in_the_type_that_it_was_trained_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, trained: str, has_bf16: bool, used: str
+) -> None:
+    monkeypatch.setattr("gaudi_apps.cli.program.find_host", lambda flags: Host("cpu", 2, has_bf16))
+    (tmp_path / "config.yaml").write_text(f"dtype: {trained}\nepochs: 3\n")
+    flags = ["--mode", mode, "--model_dir", tmp_path, *(["--inference", "a.jpg"] if mode == "predict" else [])]
+    if mode == "eval":
+        flags += ["--data_dir", tmp_path]
+    assert parse(*flags).device.dtype == used
+    assert parse(*flags, "--dtype", "bf16").device.dtype == "bf16"
+    (tmp_path / "config.yaml").unlink()
+    assert parse(*flags).device.dtype == "bf16"
 
 
 def test_processes_of_gaudi_run_share_the_batch_of_the_recipe(

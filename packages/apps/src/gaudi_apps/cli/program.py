@@ -30,7 +30,7 @@ from gaudi_apps.cli.launch import (
 from gaudi_apps.runtime.errors import FailureReporter
 from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.training.plan import RANKS_PER_HOST
-from gaudi_apps.training.recipe import Recipe, read_recipe
+from gaudi_apps.training.recipe import Recipe, find_host, read_recipe
 from gaudi_datasets.arguments import FormerFlag, is_switch_on, read_switch, split_word
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.fetching.stores import find_copy, is_url
@@ -148,8 +148,10 @@ class Program(ABC):
         """Choose the recipe, or read that of the run in the folder; return its flags."""
         self.recipe = Recipe()
         flags, mode = getattr(config, "recipe", None), self.find_mode(config)
-        if flags is None or mode in USING:
+        if flags is None:
             return []
+        if mode in USING:
+            return _follow_type(config, mode, given)
         check_bounds(config)
         _check_minutes(config, mode, given)
         check_urls(config)
@@ -166,6 +168,8 @@ class Program(ABC):
             self.recipe = self.choose_recipe(replace(config, distribution=filled), given, workers)
         elif flags.minutes:
             self.recipe = Recipe(given=given, minutes=flags.minutes)
+        elif mode == "eval":
+            return _follow_type(config, mode, given)
         return self.recipe.to_arguments()
 
     def start_ranks(self, config: Any, arguments: Sequence[str]) -> None:
@@ -326,6 +330,18 @@ def _fetch_run(config: Any, mode: str) -> None:
     begins = mode not in ("eval", *USING)
     which = "" if mode in ("plan", "verify-resume") else config.run.checkpoint
     fetch_run(config.run.model_dir, which, begins=begins)
+
+
+def _follow_type(config: Any, mode: str, given: frozenset[str]) -> list[str]:
+    """Return --dtype as the run in the folder has it, or fp32 where bf16 is slower; nothing if there is no run."""
+    # Imported here, for programs that only train or plan.
+    from gaudi_apps.training.application import read_flags_of_run
+
+    _fetch_run(config, mode)
+    found = None if "dtype" in given else read_flags_of_run(find_copy(config.run.model_dir)).get("dtype")
+    if found == "bf16" and not find_host(config.device).has_bf16:
+        found = "fp32"
+    return [f"--dtype={found}"] if found in ("bf16", "fp32") else []
 
 
 def _upload_results(mode: str, app: Application) -> None:

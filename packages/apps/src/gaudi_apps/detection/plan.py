@@ -95,8 +95,8 @@ PEAK_RATE, BATCH_OF_PEAK_RATE = 0.024, 8
 FEW_STEPS, SHORT_ZOOM_IN = 1000, 0.8
 EPOCHS, FEWEST_STEPS = 50, 800
 WARMUP_SHARE, MOST_WARMUP_STEPS = 0.18, 150
-# Images a second that a processor trains on, with bf16 and without, and an accelerator, to plan with, with ResNet-34.
-ASSUMED_SPEEDS = (4.5, 2.5, 250.0)
+# Images a second to plan with: of a processor with bf16, with AVX-512, and with neither, and of an accelerator.
+ASSUMED_SPEEDS = (4.5, 2.5, 0.5, 250.0)
 # What has time for few steps with ResNet-34 learns more with this backbone, which is so many times as fast.
 SHORT_BACKBONE, SHORT_SPEED = "resnet18", 2.1
 

@@ -12,13 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from gaudi_apps.cli.flag_rules import list_flags
-from gaudi_apps.training.checkpoint import (
-    BEST,
-    CHECKPOINTS,
-    CheckpointFolder,
-    find_checkpoints,
-    find_run_checkpoint,
-)
+from gaudi_apps.training.checkpoint import BEST, CHECKPOINTS, CheckpointFolder, find_checkpoints, find_run_checkpoint
 from gaudi_apps.training.plan import CURRENT
 from gaudi_apps.training.recipe import CHECKED, NO_RECIPE, RECIPE, SPLIT, STARTED, Length, Recipe
 from gaudi_datasets.documents import load_yaml
@@ -51,6 +45,15 @@ _PATHS = (
     *("data", "data_dir", "jpeg_data_dir", "coco_root"),
     *("train_annotations", "train_images", "val_annotations", "val_images"),
 )
+
+
+def read_flags_of_run(model_dir: Path) -> dict[str, Any]:
+    """Read the flags of the run in a folder, by name; none where they cannot be read."""
+    try:
+        found = load_yaml(model_dir / CONFIG)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True)
@@ -193,7 +196,7 @@ class Application(ABC):
         flags = dict(list_flags(self.config))
         if any(flags.get(name) for name in (*_PATHS, "folder")):
             return
-        found = self.read_flags_of_run()
+        found = read_flags_of_run(self.settings.model_dir)
         # An earlier release had fewer flags.
         values = {name: found[name] for name in ("val_share", "seed", *_PATHS) if name in flags and name in found}
         paths = [value for name, value in values.items() if name in _PATHS and value]
@@ -206,14 +209,6 @@ class Application(ABC):
                 remedy="give --inference, --data or --data_dir",
             )
         self.change_flags(values)
-
-    def read_flags_of_run(self) -> dict[str, Any]:
-        """Read the flags of the run in the folder, by name; none where they cannot be read."""
-        try:
-            found = load_yaml(self.settings.model_dir / CONFIG)
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
 
     def find_data(self, mode: str) -> None:  # noqa: B027 - most programs have nothing to add
         """Find the split that a mode needs in the folders that flags name; see `find_inputs`."""
@@ -349,7 +344,9 @@ class Application(ABC):
 
         The latter is the best one where the run was trained by --data, else the newest.
         """
-        is_best = CheckpointFolder(self.settings.model_dir / BEST).steps() and self.read_flags_of_run().get("data")
+        is_best = CheckpointFolder(self.settings.model_dir / BEST).steps() and read_flags_of_run(
+            self.settings.model_dir
+        ).get("data")
         return self.settings.checkpoint or ("best" if is_best else "newest")
 
     def predict_exported(self) -> bool:

@@ -34,13 +34,7 @@ from gaudi_apps.cli.flags import RECORDED, ParityFlags, split_side_flag
 from gaudi_apps.runtime.errors import OtherSideError, ParityError, ResumeError
 from gaudi_apps.runtime.session import Session, list_start_metadata
 from gaudi_apps.training.application import Application
-from gaudi_apps.training.checkpoint import (
-    CHECKPOINTS,
-    Checkpoint,
-    CheckpointFolder,
-    ModelConfig,
-    require_classes,
-)
+from gaudi_apps.training.checkpoint import CHECKPOINTS, Checkpoint, CheckpointFolder, ModelConfig, require_classes
 from gaudi_apps.training.plan import Plan, version_setting
 from gaudi_apps.training.recording import (
     Difference,

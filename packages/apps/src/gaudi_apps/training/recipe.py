@@ -282,21 +282,23 @@ class Host:
         device: `"cpu"`, `"gpu"` or `"hpu"`.
         processors: that the program may use.
         has_bf16: whether the device computes bf16 faster than fp32.
+        has_avx512: whether processors compute 16 numbers of fp32 at once, as all do that have bf16.
     """
 
     device: str
     processors: int
     has_bf16: bool
+    has_avx512: bool = True
 
     def describe(self) -> str:
         """Describe the machine in a few words."""
         return f"{self.processors} processors" if self.device == "cpu" else f"a {self.device}"
 
-    def assume_speed(self, of_processor: float, of_processor_fp32: float, of_accelerator: float) -> float:
-        """Return the images a second to plan with, of a number for each kind of machine."""
+    def assume_speed(self, with_bf16: float, with_avx512: float, without: float, of_accelerator: float) -> float:
+        """Return the images a second to plan with, of a number for each kind of processor, and one for accelerators."""
         if self.device != "cpu":
             return of_accelerator
-        return self.processors * (of_processor if self.has_bf16 else of_processor_fp32)
+        return self.processors * (with_bf16 if self.has_bf16 else with_avx512 if self.has_avx512 else without)
 
 
 def find_host(flags: Any) -> Host:
@@ -311,8 +313,8 @@ def find_host(flags: Any) -> Host:
 
     device = choose_device(flags.device, use_hpu=not flags.no_hpu)
     processors = min(count_processors(), flags.max_cpus or count_processors())
-    has_bf16 = device != "cpu" or bool(gather_processor(Machine(), os.sched_getaffinity(0)).bf16_by)
-    return Host(device, processors, has_bf16)
+    processor = gather_processor(Machine(), os.sched_getaffinity(0))
+    return Host(device, processors, device != "cpu" or bool(processor.bf16_by), "avx512f" in processor.flags)
 
 
 START_SECONDS = 60.0  # until the first step is compiled and measured, about

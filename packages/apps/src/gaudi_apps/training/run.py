@@ -29,12 +29,7 @@ from gaudi_apps.training.callbacks import (
     fit_to_time,
     load_callbacks,
 )
-from gaudi_apps.training.checkpoint import (
-    Checkpoint,
-    ModelConfig,
-    RunState,
-    load_checkpoint,
-)
+from gaudi_apps.training.checkpoint import Checkpoint, ModelConfig, RunState, load_checkpoint
 from gaudi_apps.training.history import LOG_FILES, History, RunLogger, keep_rows, log_score, open_loggers, read_history
 from gaudi_apps.training.plan import Plan, version_setting
 from gaudi_apps.training.recipe import CHECKED, RECIPE, SPLIT
@@ -384,11 +379,7 @@ def _make_run_log(session: Session, trainer: Trainer) -> list[Callback]:
         return []
     config = trainer.model_config
     classes: Any = config.get("categories") or config.get("classes") or ()
-    data = {
-        "images": trainer.data.num_images,
-        "classes": len(classes),
-        "fingerprint": trainer.data.fingerprint,
-    }
+    data = {"images": trainer.data.num_images, "classes": len(classes), "fingerprint": trainer.data.fingerprint}
     program = session.app.program[-1].rpartition(".")[2]
     description = {"program": program, "data": data}
     session.folder.register_files(session.model_dir / RUN_LOG)  # of a run that began before there was one
