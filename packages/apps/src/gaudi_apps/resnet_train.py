@@ -272,7 +272,7 @@ def _make_rate(config: ResNetConfig, preset: Preset, batch: int, workers: int) -
 SMALL_SET, LARGE_SET = 2000, 20000  # images
 EPOCHS, FEWEST_STEPS = 50, 2000
 # Images of 128 pixels a second to plan with: of a processor with bf16, AVX-512, and neither, and of an accelerator.
-ASSUMED_SPEEDS = (56.0, 28.0, 8.0, 1500.0)
+ASSUMED_SPEEDS = (56.0, 28.0, 6.0, 1500.0)
 NO_WEIGHTS = (
     "starts from random weights, from which a classifier learns more slowly than from those of ImageNet; "
     "`gaudi-datasets fetch weights resnet50` fetches these, and --weights with --model resnet50 takes them"
