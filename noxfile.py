@@ -379,7 +379,8 @@ def browser(session: nox.Session) -> None:
     session.run("pytest", *tests, *session.posargs, env={"BROWSER": chromium})
 
 
-@nox.session(default=False, python="3.11")
+# Made anew each time, for what it installs without dependencies fails the check of the next installation.
+@nox.session(default=False, python="3.11", reuse_venv=False)
 def deploy(session: nox.Session) -> None:
     """Test exports for OpenVINO and LiteRT, beside a newer NumPy than MXNet takes, and layouts, by protobuf 4."""
     install_unpinned(session, dict.fromkeys(PACKAGES, "") | {"apps": "tensorflow-cpu,openvino,litert,serve,test"})
