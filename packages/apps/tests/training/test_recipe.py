@@ -285,7 +285,8 @@ def test_a_run_is_used_in_the_type_that_it_was_trained_in(
 ) -> None:
     monkeypatch.setattr("gaudi_apps.cli.program.find_host", lambda flags: Host("cpu", 2, has_bf16))
     (tmp_path / "config.yaml").write_text(f"dtype: {trained}\nepochs: 3\n")
-    flags = ["--mode", mode, "--model_dir", tmp_path, *(["--inference", "a.jpg"] if mode == "predict" else [])]
+    flags: list[str | Path] = ["--mode", mode, "--model_dir", tmp_path]
+    flags += ["--inference", "a.jpg"] if mode == "predict" else []
     if mode == "eval":
         flags += ["--data_dir", tmp_path]
     assert parse(*flags).device.dtype == used

@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_apps.detection.detections import (
-    DRAWN_PER_IMAGE,
-    Detect,
-    Refinement,
-    crop_boxes,
-    to_records,
-)
+from gaudi_apps.detection.detections import DRAWN_PER_IMAGE, Detect, Refinement, crop_boxes, to_records
 from gaudi_apps.inference.addresses import Address
 from gaudi_apps.inference.media import InputImage, Preprocessor, find_files, is_video
 from gaudi_apps.inference.predictor import BATCH_BESIDE_OTHERS, LARGEST_BATCH, Results, predict_files
@@ -256,9 +250,7 @@ class DetectionResults(Results):
         records = to_records(image.image_id, size, boxes_yxyx, self._category_ids[labels], scores)
         shown = np.flatnonzero(scores >= self._score_threshold)
         self._others.add(
-            image,
-            (boxes_yxyx[shown], labels[shown], scores[shown]),
-            None if tracks is None else tracks[shown],
+            image, (boxes_yxyx[shown], labels[shown], scores[shown]), None if tracks is None else tracks[shown]
         )
         names, drawn_labels, ends = self._names, labels[shown], [""] * len(shown)
         if tracks is not None:

@@ -11,7 +11,7 @@ import contextlib
 import io
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,7 +93,7 @@ def write_openvino(
             if not calibration:
                 raise ValueError("int8 needs calibration")
             model, restored = _quantize(model, network, calibration, bound)
-            _halve_filters(model)
+            _shorten_filters(model, restored)
     model.set_rt_info(json.dumps(network.list_classes()), ["gaudi_apps", "classes"])
     model.set_rt_info(precision, ["gaudi_apps", "precision"])
     openvino.save_model(model, str(folder / "model.xml"), compress_to_fp16=precision in ("fp16", "bf16"))
@@ -210,13 +210,24 @@ class _Validation:
         return value, None
 
 
-def _halve_filters(model: Any) -> None:
-    """Store the float32 filters that are left in 16 bits, as OpenVINO does where there are no 8 bits."""
+def _shorten_filters(model: Any, restored: Collection[str]) -> None:
+    """Store the float32 filters that are left in 8 bits, with a scale for each, and those of restored layers in 16.
+
+    OpenVINO multiplies them out once, as it loads the model, and computes these layers in float32.
+    """
     opset = import_runtime("openvino.opset13")
     for layer in (one for one in model.get_ops() if one.get_type_name() in LAYERS):
-        filters = layer.input_value(1).get_node()  # a Constant of float32, where it has not 8 bits
-        if filters.get_type_name() == "Constant" and np.isfinite(halved := filters.data.astype(np.float16)).all():
-            layer.input(1).replace_source_output(opset.convert(opset.constant(halved), "f32").output(0))
+        filters = layer.input_value(1).get_node()  # a Constant of float32, where the layer has not 8 bits
+        if filters.get_type_name() != "Constant" or not np.isfinite(halved := filters.data.astype(np.float16)).all():
+            continue
+        if layer.get_type_name() == "Convolution" and layer.get_friendly_name() not in restored:
+            most = np.abs(filters.data).max(axis=(1, 2, 3), keepdims=True)
+            scales = np.where(most, most / 127, 1).astype(np.float32)
+            whole = opset.constant(np.round(filters.data / scales).astype(np.int8))
+            short = opset.multiply(opset.convert(whole, "f32"), opset.constant(scales))
+        else:
+            short = opset.convert(opset.constant(halved), "f32")
+        layer.input(1).replace_source_output(short.output(0))
 
 
 def _list_quantized(model: Any) -> set[str]:

@@ -327,11 +327,7 @@ SCORES = (("AP", "AP", "C0"), ("AP50", "AP50", "C1"), ("top_1", "top-1", "C0"), 
 
 
 def plot_curves(
-    rows: Sequence[Mapping[str, float]],
-    path: Path,
-    *,
-    evaluations: Sequence[Mapping[str, float]] = (),
-    title: str = "",
+    rows: Sequence[Mapping[str, float]], path: Path, *, evaluations: Sequence[Mapping[str, float]] = (), title: str = ""
 ) -> None:
     """Write a PNG of loss, scores and learning rate by step.
 
