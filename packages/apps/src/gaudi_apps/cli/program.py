@@ -150,11 +150,11 @@ class Program(ABC):
         flags, mode = getattr(config, "recipe", None), self.find_mode(config)
         if flags is None:
             return []
-        if mode in USING:
-            return _follow_type(config, mode, given)
         check_bounds(config)
         _check_minutes(config, mode, given)
         check_urls(config)
+        if mode in USING:
+            return _follow_type(config, mode, given)
         found = None
         if mode in ("train", "plan", "eval") and not config.run.clean and (flags.recipe == "auto" or flags.minutes):
             minutes = None if mode == "eval" else flags.minutes
@@ -168,7 +168,7 @@ class Program(ABC):
             self.recipe = self.choose_recipe(replace(config, distribution=filled), given, workers)
         elif flags.minutes:
             self.recipe = Recipe(given=given, minutes=flags.minutes)
-        elif mode == "eval":
+        elif mode == "eval" and detect_rank(os.environ).size == 1:  # on other machines, ranks may see no folder
             return _follow_type(config, mode, given)
         return self.recipe.to_arguments()
 
