@@ -10,6 +10,7 @@ SHARES: Mapping[str, float] = {
     "ssd_step": 6,
     "resnet_step": 5,
     "resnext_step": 3,
+    "memory": 3,
     "ssd_loss": 1.5,
     "ssd_inference": 2.5,
     "coco_scoring": 4,
@@ -46,7 +47,7 @@ GPU_SHARES: Mapping[str, float] = {
     "resume": 2,
     "op_tests": 4,
 }
-NEED_TORCH = frozenset({"ssd_step", "resnet_step", "resnext_step"})
+NEED_TORCH = frozenset({"memory", "ssd_step", "resnet_step", "resnext_step"})
 
 
 def deal_seconds(

@@ -30,7 +30,7 @@ def start_torch(
 ) -> Iterator[Callable[[], float]]:
     """Return a function that lets a process with PyTorch make training steps and waits; see torch_step.py.
 
-    It returns the most memory of a card until then, in GiB.
+    It returns the most memory until then, of the card or of that process, in GiB.
     """
     arguments = [network, dtype, str(batch), device, str(steps)]
     command = [str(find_torch()), str(ROOT / "benchmarks" / "torch_step.py"), *arguments]

@@ -1,11 +1,12 @@
 """Training steps of PyTorch to compare with: channels last, autocast; some for each line that comes in.
 
-It answers with the loss and the most memory of the card until then, in GiB. Runs where there is PyTorch, and nothing of
-this project. Usage: python torch_step.py NETWORK fp32|tf32|bf16 BATCH cpu|cuda STEPS
+It answers with the loss and the most memory until then, of the card or of this process, in GiB. Runs where there is
+PyTorch, and nothing of this project. Usage: python torch_step.py NETWORK fp32|tf32|bf16 BATCH cpu|cuda STEPS
 """
 
 from __future__ import annotations
 
+import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -93,7 +94,10 @@ def main(network: str, dtype: str, batch: int, device: str, steps: int) -> None:
                 loss = compute_loss(model(images))
             loss.backward()
             optimizer.step()
-        memory = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0
+        if device == "cuda":
+            memory = torch.cuda.max_memory_allocated() / 2**30
+        else:
+            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
         print(loss.item(), memory, flush=True)
 
 

@@ -23,7 +23,7 @@ def build_small_ssd(
 
     Files of weights are read by the names of layers; other names than the detector's are left out there.
     """
-    from gaudi_models.layers import make_batch_norm
+    from gaudi_models.layers import Network, make_batch_norm
     from gaudi_ops import SSD300
     from gaudi_ops.tf.keras_api import keras
 
@@ -40,7 +40,7 @@ def build_small_ssd(
         )
         for name, size in ((names[1], num_classes), (names[2], 4))
     ]
-    return keras.Model(images, outputs, name=f"small_{pool_padding}_{depth}")
+    return Network(images, outputs, name=f"small_{pool_padding}_{depth}")
 
 
 if __name__ == "__main__":

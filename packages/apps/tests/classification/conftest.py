@@ -34,6 +34,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def build_small_classifier(name: str, num_classes: int, *, image_size: int, **options: Any) -> Any:
     """Build a model with the inputs, outputs and names of a classifier."""
+    from gaudi_models.layers import Network
     from gaudi_models.padding import find_rule
     from gaudi_ops.tf.keras_api import keras
 
@@ -46,8 +47,9 @@ def build_small_classifier(name: str, num_classes: int, *, image_size: int, **op
     x = layers.Conv2D(8, 3, 4, use_bias=False, name="conv1", dtype=dtype)(x)
     x = layers.BatchNormalization(momentum=0.9, name="conv1_bn", dtype=dtype)(x)
     x = layers.ReLU(name="relu", dtype=dtype)(x)
+    x = layers.Maximum(name="block", dtype=dtype)([x, x])  # as a block reads its input twice
     x = layers.GlobalAveragePooling2D(name="features", dtype=head_dtype)(x)
-    return keras.Model(images, layers.Dense(num_classes, name="logits", dtype=head_dtype)(x), name=name)
+    return Network(images, layers.Dense(num_classes, name="logits", dtype=head_dtype)(x), name=name)
 
 
 @pytest.fixture(scope="session")

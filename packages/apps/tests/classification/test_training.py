@@ -278,6 +278,16 @@ def test_steps_that_xla_compiles_learn_the_same(
         assert (done.status, done.error.flag) == (64, "--enable_xla")
 
 
+def test_blocks_that_are_computed_again_learn_the_same(train: Program, tmp_path: Path) -> None:
+    flags = ("--train_steps", 3, "--skip_eval", "--warmup_epochs", 0, "--dropout", 0.5)
+    assert train(tmp_path / "plain", *flags).status == 0
+    done = train(tmp_path / "again", *flags, "--recompute", "--steps_per_loop", 3, "--log_steps", 3)
+    assert done.status == 0, done.err
+    assert_same_state(load(tmp_path / "again"), load(tmp_path / "plain"))
+    done = train(tmp_path / "refused", *flags, "--recompute", "--use_horovod", "--distributed_bn")
+    assert (done.status, done.error.flag) == (64, "--recompute")
+
+
 def note_calls(method: Any, calls: list[Any]) -> Any:
     """Wrap a method so that each call adds its object to a list."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gaudi_apps.detection.config import DataFlags, NetworkFlags, RunFlags, SSDConfig
+from gaudi_apps.detection.config import DataFlags, DeviceFlags, NetworkFlags, RunFlags, SSDConfig
 from gaudi_apps.detection.plan import describe_training_set, print_plan
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.memory import format_bytes
@@ -50,6 +50,14 @@ def test_the_plan_is_of_the_network_that_is_asked_for() -> None:
     assert plan["parameters"] == parameters > 19972534
     assert plan["checkpoint_bytes"] == 8 * parameters
     assert plan["estimated_memory_bytes"] == 12 * parameters + 128 * kept_values * 2  # images, bytes
+
+
+def test_the_plan_knows_what_is_computed_again() -> None:
+    config = SSDConfig(
+        run=RunFlags(mode="plan", json=True), data=DataFlags(use_fake_data=True), device=DeviceFlags(recompute=True)
+    )
+    plan = json.loads(show(config))
+    assert plan["estimated_memory_bytes"] == 12 * plan["parameters"] + 128 * measure_ssd(80, recompute=True)[1] * 2
 
 
 def test_table_names_what_counts() -> None:

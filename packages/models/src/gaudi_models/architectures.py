@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from gaudi_models.padding import Padding
@@ -138,6 +139,9 @@ CLASSIFIERS = (*RESNETS, *APPLICATIONS)
 """The names of the classifiers that `gaudi_models.build_classifier` builds."""
 
 
+_Convolutions: TypeAlias = Sequence[tuple[Unit, int, int]]
+
+
 def list_units(depth: int, filters: int, stride: int, cardinality: int = 1) -> tuple[Unit, ...]:
     """List the convolutions of a block on its main path, in their order."""
     if depth < BOTTLENECK_DEPTH:
@@ -151,21 +155,29 @@ def list_convolutions(
     architecture: Architecture, image_size: int = 224, stage_strides: Sequence[int] = (1, 2, 2, 2)
 ) -> Iterator[tuple[Unit, int, int]]:
     """Yield every convolution of a backbone, its number of input channels, and the side of its square output."""
+    return chain.from_iterable(_list_blocks(architecture, image_size, stage_strides))
+
+
+def _list_blocks(
+    architecture: Architecture, image_size: int, stage_strides: Sequence[int] = (1, 2, 2, 2)
+) -> Iterator[_Convolutions]:
+    """Yield the convolutions of the stem, then of each block, as `list_convolutions` does."""
     side = -(-image_size // 2)
-    yield Unit(STEM_FILTERS, 7, 2), 3, side
+    yield [(Unit(STEM_FILTERS, 7, 2), 3, side)]
     side, channels = -(-side // 2), STEM_FILTERS
     stages = zip(STAGE_BLOCKS[architecture.depth], STAGE_FILTERS, stage_strides, strict=False)
     for blocks, filters, stage_stride in stages:
         for block in range(blocks):
             stride = stage_stride if block == 0 else 1
             units = list_units(architecture.depth, filters, stride, architecture.cardinality)
-            out = units[-1].filters
+            out, convolutions = units[-1].filters, []
             if stride > 1 or channels != out:
-                yield Unit(out, 1, stride), channels, -(-side // stride)
+                convolutions.append((Unit(out, 1, stride), channels, -(-side // stride)))
             for unit in units:
                 side = -(-side // unit.stride)
-                yield unit, channels, side
+                convolutions.append((unit, channels, side))
                 channels = unit.filters
+            yield convolutions
 
 
 class Tensors(NamedTuple):
@@ -183,9 +195,6 @@ class Tensors(NamedTuple):
     def parameters(self) -> int:
         """Return the number of trainable parameters."""
         return sum(values for values, _ in self.trainable)
-
-
-_Convolutions: TypeAlias = Sequence[tuple[Unit, int, int]]
 
 
 def _list_tensors(backbone: _Convolutions, others: _Convolutions) -> Tensors:
@@ -223,15 +232,32 @@ def count_parameters(architecture: Architecture, num_classes: int) -> int:
     return list_classifier_tensors(architecture, num_classes).parameters
 
 
-def measure_classifier(architecture: Architecture, num_classes: int, image_size: int) -> tuple[int, int]:
+def measure_classifier(
+    architecture: Architecture, num_classes: int, image_size: int, *, recompute: bool = False
+) -> tuple[int, int]:
     """Compute the size of a classifier, to estimate disk and memory.
+
+    Args:
+        architecture: of the classifier.
+        num_classes: of its head.
+        image_size: side of the images in pixels.
+        recompute: blocks are computed again for their gradients, see `gaudi_models.layers.Network.recompute`.
 
     Returns:
         the trainable parameters; and the values of the forward pass of one image that the backward pass needs: two for
-        each output of a convolution, the output itself and what batch norm or ReLU make of it.
+        each output of a convolution, the output itself and what batch norm or ReLU make of it. With `recompute`, those
+        of the largest block, and what each block begins with.
     """
-    kept = sum(2 * unit.filters * side**2 for unit, _, side in list_convolutions(architecture, image_size))
-    return count_parameters(architecture, num_classes), kept
+    blocks = list(_list_blocks(architecture, image_size))
+    return count_parameters(architecture, num_classes), _count_kept(blocks, recompute=recompute)
+
+
+def _count_kept(blocks: Sequence[_Convolutions], *, recompute: bool) -> int:
+    kept = [sum(2 * unit.filters * side**2 for unit, _, side in block) for block in blocks]
+    if not recompute:
+        return sum(kept)
+    begins = ((channels, unit.stride * side) for (unit, channels, side), *_ in blocks[1:])
+    return max(kept) + sum(channels * side**2 for channels, side in begins)
 
 
 def list_extra_levels(spec: DefaultBoxSpec) -> ExtraLevels:
@@ -239,15 +265,18 @@ def list_extra_levels(spec: DefaultBoxSpec) -> ExtraLevels:
     return SSD512_EXTRA_LEVELS if spec.image_size == SSD512.image_size else SSD_EXTRA_LEVELS
 
 
-def measure_ssd(num_classes: int, architecture: SSDArchitecture | None = None) -> tuple[int, int]:
+def measure_ssd(
+    num_classes: int, architecture: SSDArchitecture | None = None, *, recompute: bool = False
+) -> tuple[int, int]:
     """Compute the size of a detector, by default of ResNet-34 at 300x300, for some classes besides the background.
 
     Returns:
-        as `measure_classifier`.
+        as `measure_classifier`; all that follows the backbone is a block.
     """
-    backbone, others = _list_ssd_convolutions(num_classes, architecture or SSDArchitecture())
-    kept = sum(2 * unit.filters * side**2 for unit, _, side in (*backbone, *others))
-    return _list_tensors(backbone, others).parameters, kept
+    architecture = architecture or SSDArchitecture()
+    backbone, others = _list_ssd_convolutions(num_classes, architecture)
+    blocks = _list_blocks(RESNETS[architecture.backbone], architecture.spec.image_size, SSD_STAGE_STRIDES)
+    return _list_tensors(backbone, others).parameters, _count_kept([*blocks, others], recompute=recompute)
 
 
 def list_ssd_tensors(

@@ -174,6 +174,8 @@ class ClassificationApplication(Application):
             communicator=communicator,
             averages=averages,
         )
+        if self.settings.device.recomputes:
+            task.recompute()
         if self.settings.device.compiles_steps:
             task.compile_by_xla()
         return task

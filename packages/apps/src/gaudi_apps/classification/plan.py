@@ -233,7 +233,12 @@ def _describe_plan(
     needs: dict[str, Any] = {}
     needs_rows: list[tuple[str, str]] = []
     if config.model in RESNETS:
-        size = measure_classifier(RESNETS[config.model], training_set.num_classes, config.flags.data.image_size)
+        size = measure_classifier(
+            RESNETS[config.model],
+            training_set.num_classes,
+            config.flags.data.image_size,
+            recompute=config.flags.device.recompute,
+        )
         bytes_per_value = BYTES_PER_VALUE[config.run.device.dtype]
         averages = learning.ema_decay > 0
         needs, needs_rows = describe_needs(

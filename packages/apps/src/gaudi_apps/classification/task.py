@@ -69,6 +69,10 @@ class ClassificationTask(KerasTask):
         self._adam = optimizer if isinstance(optimizer, Adam) else None
         super().__init__(model, optimizer, communicator=communicator, ema_decay=config.ema_decay if averages else 0.0)
 
+    def recompute(self) -> None:
+        """See `KerasTask.recompute`."""
+        (self.model if self._features is None else self._features).recompute()
+
     def compute_loss(self, batch: Batch) -> dict[str, Any]:
         """Compute the mean cross entropy, with the weight decay if it is a term of the loss, and top-1 accuracy."""
         config, images, targets = self._config, batch["images"], batch["labels"]

@@ -142,6 +142,8 @@ class SSDApplication(Application):
             frozen=self.config.network.freeze == "backbone",
             ema_decay=self.config.run.ema_decay if averages else 0.0,
         )
+        if self.settings.device.recomputes:
+            task.recompute()
         if self.settings.device.compiles_steps:
             task.compile_by_xla()
         return task

@@ -246,6 +246,7 @@ def print_plan(
         bytes_per_value=BYTES_PER_VALUE[config.device.dtype],
         weight_decay=config.schedule.weight_decay,
         architecture=architecture,
+        recompute=config.device.recompute,
         checkpoint_minutes=config.report.save_checkpoints_minutes,
     )
     document |= {"rare_classes": dict(emphasis)} if emphasis else {}
@@ -282,6 +283,7 @@ def describe_plan(
     bytes_per_value: int,
     weight_decay: float,
     architecture: SSDArchitecture | None = None,
+    recompute: bool = False,
     checkpoint_minutes: float = 0.0,
 ) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """Return the plan of a detector as what `--json` prints, and as the rows of a table.
@@ -293,13 +295,14 @@ def describe_plan(
         bytes_per_value: of the values that the forward pass keeps.
         weight_decay: of all trainable variables.
         architecture: of the network; None: ResNet-34 at 300 pixels.
+        recompute: blocks are computed again for their gradients.
         checkpoint_minutes: between two checkpoints, besides those by steps; 0: none.
 
     Returns:
         names as in Plan, with the data set, rates, disk (bytes) and memory (bytes); and the rows.
     """
     architecture = architecture or SSDArchitecture()
-    size = measure_ssd(training_set.num_classes, architecture)
+    size = measure_ssd(training_set.num_classes, architecture, recompute=recompute)
     needs, needs_rows = describe_needs(
         plan,
         size,

@@ -51,6 +51,7 @@ class DeviceSettings:
         is_rank: whether it is one of several processes.
         checks_shapes: whether a training step without static shapes is an error on every device.
         compiles_steps: whether XLA compiles training steps as a whole.
+        recomputes: whether training steps compute the inside of blocks again, see `gaudi_models.layers.Network`.
     """
 
     device: str
@@ -66,6 +67,7 @@ class DeviceSettings:
     is_rank: bool = False
     checks_shapes: bool = False
     compiles_steps: bool = False
+    recomputes: bool = False
 
     @property
     def usable_cpus(self) -> int:
@@ -154,6 +156,7 @@ def make_device_settings(
         is_rank=distribution.rank_info.size > 1,
         checks_shapes=device.check_static_shapes,
         compiles_steps=device.enable_xla,
+        recomputes=device.recompute,
     )
 
 

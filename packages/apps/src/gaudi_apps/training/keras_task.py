@@ -86,6 +86,10 @@ class KerasTask(ABC):
         options = {"autograph": False, "reduce_retracing": True, "jit_compile": True}
         self._compiled_step, self.is_by_xla = tf.function(self._train_step, **options), True
 
+    def recompute(self) -> None:
+        """From now on, compute blocks again for their gradients, see `gaudi_models.layers.Network.recompute`."""
+        self.model.recompute()
+
     @abstractmethod
     def compute_loss(self, batch: Batch) -> dict[str, Any]:
         """Compute scalars by name inside a gradient tape; ``loss`` is minimized."""

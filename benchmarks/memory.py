@@ -1,0 +1,76 @@
+"""The most memory of training steps of the detector on processors: ours, with `--recompute`, plain Keras and PyTorch.
+
+Each candidate has a process of its own, and its memory is the most that the system saw it hold: libraries, weights,
+momentum, and what a step keeps for its gradients. Beside it stands what computing blocks again costs in time.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+from benchmarks.detection_targets import CLASSES
+from benchmarks.measurement import Figure, compare, describe_rates, interleave, main
+from benchmarks.ssd_step import POLICIES, WEIGHT_DECAY, build_plain, make_batch
+from benchmarks.torch_process import start_torch
+
+DTYPE = "bf16"
+BATCHES = (8, 16, 32)
+STEPS = 3
+TIMED_BATCH, REPEATS = 16, 8
+MOST_OF_OURS, MOST_OF_KERAS = 0.75, 1.05
+
+
+def run(budget_seconds: float) -> Iterator[Figure]:
+    """Measure the memory of each batch, then the time."""
+    for batch in BATCHES:
+        names = ("ours", "recompute", "keras")
+        most = {name: _measure_alone(name, batch) for name in names} | {"torch": _measure_torch(batch)}
+        note = ", ".join(f"{name} {value:.2f}" for name, value in most.items()) + " GiB"
+        name = f"memory of SSD steps, {DTYPE}, batch {batch}"
+        yield Figure(f"{name}: ours, of plain Keras'", most["ours"] / most["keras"], most=MOST_OF_KERAS, note=note)
+        yield Figure(f"{name}: ours, of PyTorch's", most["ours"] / most["torch"])
+        bound = MOST_OF_OURS if batch == max(BATCHES) else None
+        yield Figure(f"{name}: with --recompute, of ours", most["recompute"] / most["ours"], most=bound)
+    steps = {name: build(name, TIMED_BATCH) for name in ("ours", "recompute")}
+    timings = interleave(steps, REPEATS, budget_seconds=budget_seconds / 2)
+    name = f"SSD step, {DTYPE}, batch {TIMED_BATCH}: with --recompute, of the speed without"
+    yield compare(name, timings, "ours", "recompute", note=describe_rates(timings, TIMED_BATCH))
+
+
+def build(name: str, batch: int) -> Callable[[], float]:
+    """Make a step of a candidate in this process."""
+    if name == "keras":
+        return build_plain(DTYPE, batch)
+    from gaudi_apps.detection.detector import SSDTask
+    from gaudi_distributed import SingleProcess
+
+    task = SSDTask(CLASSES, keras_policy=POLICIES[DTYPE], weight_decay=WEIGHT_DECAY, communicator=SingleProcess())
+    if name == "recompute":
+        task.recompute()
+    given = make_batch(DTYPE, batch)
+    return lambda: float(task.train_step(given, 1e-3)["loss"])
+
+
+def _measure_alone(name: str, batch: int) -> float:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_run_steps, name, batch).result()
+
+
+def _run_steps(name: str, batch: int) -> float:
+    """Make some steps, and return the most memory of this process, in GiB."""
+    step = build(name, batch)
+    for _ in range(STEPS):
+        step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
+
+
+def _measure_torch(batch: int) -> float:
+    with start_torch("ssd", DTYPE, batch) as step:
+        return max(step() for _ in range(STEPS))
+
+
+if __name__ == "__main__":
+    main(run)
