@@ -127,14 +127,20 @@ def evaluation_batches(load: Callable[[Any], dict[str, Any]], num_images: int, o
     }
     missing = tf.data.Dataset.from_tensors(padding).repeat(len(positions) - len(mine))
     dataset = dataset.concatenate(missing).batch(options.batch_size, drop_remainder=True)
-    return dataset.prefetch(2).with_options(threading_options(options))
+    return set_order(dataset.prefetch(2), options)
 
 
-def threading_options(options: InputOptions) -> Any:
-    """Return the tf.data.Options of a pipeline: as many threads as configured, elements in order."""
+def set_order(dataset: Any, options: InputOptions | None = None) -> Any:
+    """Return a pipeline that keeps the order of its elements and tunes nothing, on the threads of `options`, if given.
+
+    All numbers of a pipeline here are given. The thread that would tune them sleeps for up to a minute, and the end of
+    an iterator waits for it where it misses its call.
+    """
     result = tf.data.Options()
+    result.deterministic, result.autotune.enabled = True, False
+    if options is None:
+        return dataset.with_options(result)
     result.threading.private_threadpool_size = options.threads
     # Images are worked on side by side; to split one's operations over threads too would only cost.
     result.threading.max_intra_op_parallelism = 1
-    result.deterministic = True
-    return result
+    return dataset.with_options(result)

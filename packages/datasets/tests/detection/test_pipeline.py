@@ -253,8 +253,11 @@ def test_crowds_are_no_targets() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_random_images_have_the_form_of_real_ones(dtype: str) -> None:
     options = InputOptions(2, dtype=dtype)
-    synthetic = synthetic_dataset(options, num_classes=3)
-    assert synthetic.element_spec == train_dataset(make_source(), options).element_spec
+    synthetic, train = synthetic_dataset(options, num_classes=3), train_dataset(make_source(), options)
+    assert synthetic.element_spec == train.element_spec
+    for dataset in (synthetic, train, eval_dataset(make_source(), options)):
+        assert dataset.options().deterministic
+        assert not dataset.options().autotune.enabled  # see set_order
     assert synthetic.element_spec["images"].shape == (2, 300, 300, 3)
     first, second = take(synthetic, 2)
     assert_same([first], [second])
