@@ -60,7 +60,14 @@ def count_operations(step: Any, kind: str) -> int:
 BLOCKS = {"ssd": 7, "resnet18": 8, "resnet50": 16, "resnet50_keras": 16, "resnet50v2_keras": 16}
 
 
-@pytest.mark.parametrize(("name", "dtype"), [*((name, "float32") for name in BLOCKS), ("ssd", "mixed_bfloat16")])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *[("ssd", "float32"), ("ssd", "mixed_bfloat16"), ("resnet18", "float32"), ("resnet50", "float32")],
+        pytest.param("resnet50_keras", "float32", marks=pytest.mark.slow),
+        pytest.param("resnet50v2_keras", "float32", marks=pytest.mark.slow),
+    ],
+)
 def test_weights_and_statistics_are_the_same(build: Callable[..., Any], name: str, dtype: str) -> None:
     plain, forgetful = build(name, dtype), build(name, dtype)
     forgetful.set_weights(plain.get_weights())

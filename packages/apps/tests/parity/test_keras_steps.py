@@ -76,9 +76,10 @@ def test_tensors_come_in_the_order_of_computation(small_classifier: Callable[...
         "step1/weight/conv1_bn/gamma",
         "step1/weight/conv1_bn/beta",
     ]
-    assert keys[10:22] == [
+    assert keys[10:23] == [
         "step1/output/conv1_bn",
         "step1/output/relu",
+        "step1/output/block",
         "step1/output/features",
         "step1/weight/logits/kernel",
         "step1/weight/logits/bias",

@@ -11,11 +11,11 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import tensorflow as tf
-
 from gaudi_ops.tf import GroupedConv2D, pointwise_conv2d, synchronized_batch_norm
 from gaudi_ops.tf.batch_norm import ReduceStatistics
 from gaudi_ops.tf.keras_api import keras
+
+import tensorflow as tf  # isort: skip - after gaudi_ops.tf, which names the extra where it is missing
 
 
 @keras.saving.register_keras_serializable("gaudi_models")
