@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from benchmarks.environments import make_environment
 from benchmarks.processor_time import ReadLine, run_measured
 from gaudi_apps.training.recipe import END_SECONDS, Length, Speed, count_epochs, fit_length
+from gaudi_datasets.detection.scoring import score_detections
 
 SCRIPTS = Path(__file__).with_name("peers")
 STEPS, EVERY = 24, 12  # of our measured run, and between its evaluations
@@ -48,12 +49,12 @@ class Learner(Protocol):
     def train(self, minutes: float, folder: Path) -> tuple[float, str]:
         """Train for a budget; return the processor seconds that it took and the schedule; raises TrainingError."""
 
-    def detect(self, folder: Path) -> Path:
-        """Return the file of COCO results on the test images; raises TrainingError."""
+    def score(self, folder: Path) -> dict[str, float]:
+        """Return the figures of the test images by their names; raises TrainingError."""
 
 
 class Ours:
-    """ssd_train by the recipe of the data.
+    """A program of ours by the recipe of the data: ssd_train, or a subclass's.
 
     Args:
         data: the data set, as it is.
@@ -62,11 +63,14 @@ class Ours:
         flags: in addition.
     """
 
+    program, network = "ssd_train", "--backbone"  # and the flag of its network
+    measured_flags: tuple[str, ...] = ()  # so that it prints each step
+
     def __init__(self, data: Path, output: Path, seed: int, flags: str = "") -> None:
-        self.name = f"ssd_train {flags}".strip()
+        self.name = f"{self.program} {flags}".strip()
         self.settings = f"the recipe of `--data`, with the network that `--minutes` chooses; seed {seed}"
-        self.folder = output / make_file_name(self.name)
-        self._command = [sys.executable, "-m", "gaudi_apps.ssd_train", f"--data={data}", f"--seed={seed}"]
+        self.folder, self._truth = output / make_file_name(self.name), output / "data" / "test.json"
+        self._command = [sys.executable, "-m", f"gaudi_apps.{self.program}", f"--data={data}", f"--seed={seed}"]
         self._command += shlex.split(flags)
         self._measured: dict[str, Any] = {}
 
@@ -78,14 +82,14 @@ class Ours:
         if done.returncode:
             raise TrainingError(f"the plan failed: {done.stderr.strip()[-200:]}")
         plan = json.loads(done.stdout)
-        backbone, per_epoch = plan["network"]["backbone"], plan["steps_per_epoch"]
-        folder = self.folder / f"measured_{backbone}"
+        network, per_epoch = self.read_network(plan), plan["steps_per_epoch"]
+        folder = self.folder / f"measured_{network}"
         path = folder.with_suffix(".json")
         if not path.exists():
             marks: dict[int, float] = {}
-            flags = [f"--steps={STEPS}", f"--eval_epochs={count_epochs(EVERY, per_epoch)}"]
-            seconds = self._run(backbone, flags, folder, partial(mark_step, marks))
-            document = {"backbone": backbone, "steps_per_epoch": per_epoch, "seconds": seconds, "marks": marks}
+            flags = [f"--steps={STEPS}", f"--eval_epochs={count_epochs(EVERY, per_epoch)}", *self.measured_flags]
+            seconds = self._run(network, flags, folder, partial(mark_step, marks))
+            document = {"network": network, "steps_per_epoch": per_epoch, "seconds": seconds, "marks": marks}
             path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         self._measured = json.loads(path.read_text(encoding="utf-8"))
 
@@ -96,21 +100,45 @@ class Ours:
         per_epoch = measured["steps_per_epoch"]
         length = fit_steps(60 * minutes, marks, measured["seconds"], per_epoch)
         flags = [f"--steps={length.steps}", f"--eval_epochs={count_epochs(length.evaluation_steps, per_epoch)}"]
-        schedule = f"{measured['backbone']}, {length.steps} steps, {length.steps / per_epoch:.3g} epochs"
-        return self._run(measured["backbone"], flags, folder), schedule
+        schedule = f"{measured['network']}, {length.steps} steps, {length.steps / per_epoch:.3g} epochs"
+        return self._run(measured["network"], flags, folder), schedule
 
-    def detect(self, folder: Path) -> Path:
-        """Return what the program wrote when it evaluated the test images, at the end of its training."""
-        split = json.loads((folder / "evaluation.json").read_text(encoding="utf-8")).get("split")
-        if split != "test":
-            raise TrainingError(f"evaluated the split {split!r}, not the test images")
-        return folder / "detections.json"
+    def score(self, folder: Path) -> dict[str, float]:
+        """Score what the program detected on the test images, at the end of its training."""
+        self.read_evaluation(folder)
+        return score_by_coco(self._truth, folder / "detections.json")
 
-    def _run(self, backbone: str, flags: Sequence[str], folder: Path, read_line: ReadLine | None = None) -> float:
+    def read_evaluation(self, folder: Path) -> dict[str, Any]:
+        """Read the evaluation at the end of a training; raises TrainingError if it is not of the test images."""
+        evaluation: dict[str, Any] = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+        if evaluation.get("split") != "test":
+            raise TrainingError(f"evaluated the split {evaluation.get('split')!r}, not the test images")
+        return evaluation
+
+    def read_network(self, plan: Mapping[str, Any]) -> str:
+        """Return the network of a plan."""
+        return str(plan["network"]["backbone"])
+
+    def _run(self, network: str, flags: Sequence[str], folder: Path, read_line: ReadLine | None = None) -> float:
         command = [*self._command, *flags, f"--model_dir={folder}", "--clean"]
-        if not any(word.startswith("--backbone") for word in self._command):
-            command.append(f"--backbone={backbone}")
+        if not any(word.startswith(self.network) for word in self._command):
+            command.append(f"{self.network}={network}")
         return run(command, folder.with_suffix(".log"), make_variables(ours=True), read_line)
+
+
+class OurClassifier(Ours):
+    """Train resnet_train by the recipe of the data."""
+
+    program, network, measured_flags = "resnet_train", "--model", ("--log_steps=1",)
+
+    def score(self, folder: Path) -> dict[str, float]:
+        """Return what the program counted on the test images, at the end of its training."""
+        evaluation = self.read_evaluation(folder)
+        return {"top-1": evaluation["top_1"], "top-5": evaluation["top_5"]}
+
+    def read_network(self, plan: Mapping[str, Any]) -> str:
+        """Return the network of a plan."""
+        return str(plan["model"])
 
 
 class Peer:
@@ -122,14 +150,23 @@ class Peer:
         script: in ``peers``.
         requirements: of its environment, with versions.
         output: folder of all runs.
-        data: folder that `write_data` wrote.
+        data: folder that `write_data` wrote, or of folders of classes.
         seed: of the training.
+        flags: in addition.
     """
 
     def __init__(
-        self, name: str, settings: str, script: str, requirements: Sequence[str], output: Path, data: Path, seed: int
+        self,
+        name: str,
+        settings: str,
+        script: str,
+        requirements: Sequence[str],
+        output: Path,
+        data: Path,
+        seed: int,
+        flags: Sequence[str] = (),
     ) -> None:
-        self.name, self.settings = name, settings
+        self.name, self.settings, self._flags = name, settings, flags
         self.folder = output / make_file_name(name)
         self._script, self._requirements, self._data, self._seed = script, requirements, data, seed
         self._python = Path()
@@ -151,17 +188,50 @@ class Peer:
         epochs = fit_epochs(60 * minutes, {int(length): seconds for length, seconds in measured.items()})
         return self._train(epochs, folder), f"{epochs} epochs"
 
-    def detect(self, folder: Path) -> Path:
-        """Detect on the test images, which is none of the budget."""
+    def score(self, folder: Path) -> dict[str, float]:
+        """Detect on the test images, which is none of the budget, and score that."""
         self._run("detect", folder, [])
-        return folder / "detections.json"
+        return score_by_coco(self._data / "test.json", folder / "detections.json")
 
     def _train(self, epochs: int, folder: Path) -> float:
         return self._run("train", folder, [f"--epochs={epochs}", f"--seed={self._seed}"])
 
     def _run(self, mode: str, folder: Path, flags: Sequence[str]) -> float:
         words = [str(self._python), str(SCRIPTS / self._script), mode, f"--data={self._data}", f"--output={folder}"]
-        return run([*words, *flags], folder.with_suffix(f".{mode}.log"), make_variables(ours=False))
+        return run([*words, *self._flags, *flags], folder.with_suffix(f".{mode}.log"), make_variables(ours=False))
+
+
+class ClassifierPeer(Peer):
+    """A classifier in PyTorch, which says the classes of each test image."""
+
+    def score(self, folder: Path) -> dict[str, float]:
+        """Classify the test images, which is none of the budget, and count where the folder's class is named."""
+        self._run("classify", folder, [])
+        named: dict[str, list[str]] = json.loads((folder / "classes.json").read_text(encoding="utf-8"))
+        return count_right(self._data / "test", named)
+
+
+def score_by_coco(truth: Path, detections: Path) -> dict[str, float]:
+    """Return AP and AP50 of detections by COCO's rules; a figure that is not defined is 0."""
+    figures = score_detections(truth, detections).figures
+    return {name: figures[name] or 0.0 for name in ("AP", "AP50")}
+
+
+def count_right(folder: Path, named: Mapping[str, Sequence[str]]) -> dict[str, float]:
+    """Return the shares of images whose class is the first, and among the first five, of those named for it.
+
+    Args:
+        folder: of folders of classes, with the images.
+        named: classes of each image, the best first, by its path in the folder.
+
+    Raises:
+        TrainingError: images have no classes, or there are others.
+    """
+    images = {path.relative_to(folder).as_posix() for path in folder.glob("*/*") if path.is_file()}
+    if named.keys() != images:
+        raise TrainingError(f"named classes of {len(named)} images, and {len(named.keys() & images)} of {len(images)}")
+    places = [classes.index(name.partition("/")[0]) for name, classes in named.items()]
+    return {f"top-{most}": sum(place < most for place in places) / len(places) for most in (1, 5)}
 
 
 def fit_steps(seconds: float, marks: Mapping[int, float], total: float, per_epoch: int) -> Length:

@@ -1,10 +1,10 @@
-"""Accuracy for processor-minutes: ssd_train and two detectors of PyTorch from random weights, on one processor.
+"""Accuracy for processor-minutes: our programs and those of PyTorch, from random weights, on one processor.
 
-`python -m benchmarks.learning --data DIR` in the environment of `nox -s bench`; it lasts hours, so it is none of
-`nox -s bench`. Each program trains once for each budget of `--budgets`, by a schedule that is fitted to it: its first
-steps or epochs are measured before, in runs that do not count. A budget is user and system time of all that the
-training command starts, imports and evaluations included. All are scored by COCO's rules as ssd_train scores, on the
-test images. What an earlier run left in `--output` is not done again.
+`python -m benchmarks.learning --data DIR` compares detectors, and with ``--task classes`` classifiers, in the
+environment of `nox -s bench`; it lasts hours, so it is none of `nox -s bench`. Each program trains once for each budget
+of `--budgets`, by a schedule that is fitted to it: its first steps or epochs are measured before, in runs that do not
+count. A budget is user and system time of all that the training command starts, imports and evaluations included. All
+are scored on the test images, detectors by COCO's rules. What an earlier run left in `--output` is not done again.
 """
 
 from __future__ import annotations
@@ -14,32 +14,67 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learners import Learner, Ours, Peer, TrainingError
+from benchmarks.learners import ClassifierPeer, Learner, OurClassifier, Ours, Peer, TrainingError
 from benchmarks.learning_data import write_data
-from benchmarks.learning_table import RESULTS, Row, format_results, format_rows, list_margins
+from benchmarks.learning_table import FOLDER, Row, format_results, format_rows, list_margins
 from benchmarks.results import describe_machine
-from gaudi_datasets.detection.scoring import score_detections
 
-BUDGETS = (5.0, 10.0, 20.0, 40.0)  # processor-minutes
-NAMES = ("ours", "ultralytics", "torchvision")
+
+@dataclass(frozen=True)
+class Task:
+    """Programs that are compared.
+
+    Attributes:
+        ours: the program of ours.
+        names: that `--only` takes.
+        budgets: processor-minutes.
+        results: the file that `--write_results` writes.
+        about: says there what the figures are.
+    """
+
+    ours: type[Ours]
+    names: tuple[str, ...]
+    budgets: tuple[float, ...]
+    results: Path
+    about: str
+
+
+TASKS = {
+    "detection": Task(
+        Ours,
+        ("ours", "ultralytics", "torchvision"),
+        (5.0, 10.0, 20.0, 40.0),
+        FOLDER / "results_learning.md",
+        "AP and AP50 are COCO's, of the test images, by one scorer for all.",
+    ),
+    "classes": Task(
+        OurClassifier,
+        ("ours", "timm_sgd", "timm_adamw"),
+        (2.0, 5.0, 10.0),
+        FOLDER / "results_learning_classes.md",
+        "Top-1 and top-5 are shares of the test images.",
+    ),
+}
 TORCH = ("torch==2.14.1", "torchvision==0.29.1")
-ULTRALYTICS = "ultralytics==8.4.190"
+ULTRALYTICS, TIMM = "ultralytics==8.4.190", "timm==1.0.31"
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Declare the flags."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="data set with train, val and test, in any layout")
-    parser.add_argument("--budgets", type=parse_budgets, default=BUDGETS, help="processor-minutes, such as 5,10,20,40")
-    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="some of the programs")
-    parser.add_argument("--variant", action="append", default=[], metavar="FLAGS", help="ssd_train with these, too")
+    parser.add_argument("--task", choices=TASKS, default="detection", help="classes: folders of classes, per split")
+    parser.add_argument("--budgets", type=parse_budgets, help="processor-minutes, such as 5,10,20,40")
+    names = sorted({name for task in TASKS.values() for name in task.names})
+    parser.add_argument("--only", nargs="+", choices=names, help="some of the programs")
+    parser.add_argument("--variant", action="append", default=[], metavar="FLAGS", help="our program with these, too")
     parser.add_argument("--seed", type=int, default=0, help="of all trainings")
     parser.add_argument("--output", type=Path, default=Path("runs/learning"), help="folder of all runs")
-    parser.add_argument("--write_results", action="store_true", help=f"write {RESULTS.name}, to be committed")
+    parser.add_argument("--write_results", action="store_true", help="write the table of the task, to be committed")
     return parser
 
 
@@ -47,6 +82,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line, and note what the runs in the output are of; it ends the program where that differs."""
     parser = make_parser()
     options = parser.parse_args(arguments)
+    task = TASKS[options.task]
+    options.budgets, options.only = options.budgets or task.budgets, options.only or task.names
+    if others := set(options.only) - set(task.names):
+        parser.error(f"--only {' '.join(sorted(others))}: is not of --task {options.task}")
     if not options.data.exists():
         parser.error(f"--data {options.data}: is not there")
     path, given = options.output / "given.json", {"data": str(options.data.resolve()), "seed": options.seed}
@@ -67,12 +106,13 @@ def parse_budgets(text: str) -> tuple[float, ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train each program for each budget; 1 where one has no result, or where ssd_train is behind another one."""
+    """Train each program for each budget; 1 where one has no result, or where ours is behind another one."""
     options = parse(arguments)
+    task = TASKS[options.task]
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # that of all that is started
     data, output = options.data.resolve(), options.output.resolve()
     prepared = output / "data"
-    if not (prepared / "data.yaml").exists():
+    if options.task == "detection" and not (prepared / "data.yaml").exists():
         write_data(data, prepared)
     learners = make_learners(options, data, output)
     path = output / "rows.json"
@@ -83,17 +123,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if any((row.program, row.minutes, row.note) == (learner.name, minutes, "") for row in rows):
                 continue
             print(f"== {learner.name}: {minutes:g} processor-minutes", flush=True)
-            row = try_learner(learner, minutes, output, broken)
+            row = try_learner(learner, minutes, broken)
             rows = [one for one in rows if (one.program, one.minutes) != (row.program, row.minutes)] + [row]
             path.write_text(json.dumps([asdict(one) for one in rows], indent=2) + "\n", encoding="utf-8")
             print(f"{format_rows([row])}\n", flush=True)
     settings = {learner.name: learner.settings for learner in learners}
     chosen = [row for row in rows if row.program in settings and row.minutes in options.budgets]
-    margins = list_margins(chosen, "ssd_train")
+    margins = list_margins(chosen, task.ours.program)
     print("\n".join([format_rows(chosen), "", *(margin.describe() for margin in margins)]))
     if options.write_results:
-        RESULTS.write_text(format_results(describe_machine(), settings, chosen, margins), encoding="utf-8")
-        print(f"written: {RESULTS}")
+        text = format_results(describe_machine(), settings, chosen, margins, task.about)
+        task.results.write_text(text, encoding="utf-8")
+        print(f"written: {task.results}")
     return 1 if any(row.note for row in chosen) or any(margin.is_behind for margin in margins) else 0
 
 
@@ -101,37 +142,40 @@ def make_learners(options: argparse.Namespace, data: Path, output: Path) -> list
     """Make the programs that the command line names."""
     learners: list[Learner] = []
     if "ours" in options.only:
-        learners += [Ours(data, output, options.seed, flags) for flags in ("", *options.variant)]
-    peers: dict[str, tuple[str, str, tuple[str, ...], str]] = {
-        "ultralytics": (
-            "ultralytics YOLOv8n",
-            "ultralytics_yolo.py",
-            (*TORCH, ULTRALYTICS),
+        ours = TASKS[options.task].ours
+        learners += [ours(data, output, options.seed, flags) for flags in ("", *options.variant)]
+    places = output, output / "data", options.seed
+    if "ultralytics" in options.only:
+        settings = (
             f"{ULTRALYTICS}, yolov8n.yaml, 320 pixels, its own defaults (16 images a step, AdamW by `auto`, mosaics "
-            "until the last 10 epochs), validated once, float32",
-        ),
-        "torchvision": (
-            "torchvision SSDLite320",
-            "torchvision_ssdlite.py",
-            TORCH,
-            f"{TORCH[1]}, MobileNetV3, 320 pixels, by the settings of its reference scripts (SGD, .15 for 192 images "
-            "a step scaled to 24, cosine, crops by overlap), float32",
-        ),
+            f"until the last 10 epochs), validated once, float32; seed {options.seed}"
+        )
+        learners.append(Peer("ultralytics YOLOv8n", settings, "ultralytics_yolo.py", (*TORCH, ULTRALYTICS), *places))
+    if "torchvision" in options.only:
+        settings = (
+            f"{TORCH[1]}, MobileNetV3, 320 pixels, by the settings of its reference scripts (SGD, .15 for 192 images a "
+            f"step scaled to 24, cosine, crops by overlap), float32; seed {options.seed}"
+        )
+        learners.append(Peer("torchvision SSDLite320", settings, "torchvision_ssdlite.py", TORCH, *places))
+    recipes = {
+        "sgd": "SGD by the defaults of its script (.1 for 256 images, crops from .08, colours by .4)",
+        "adamw": "AdamW (.001, decay .05), crops from .35, colours by .4",
     }
-    for key, (name, script, requirements, settings) in peers.items():
-        if key in options.only:
-            settings += f"; seed {options.seed}"
-            learners.append(Peer(name, settings, script, requirements, output, output / "data", options.seed))
+    for recipe, settings in recipes.items():
+        if f"timm_{recipe}" in options.only:
+            settings = f"ResNet-18, 128 pixels, bf16, 32 images a step, {settings}, cosine, label smoothing .1"
+            settings, packages = f"{TIMM}, {settings}; seed {options.seed}", (*TORCH, TIMM)
+            flags, found = [f"--recipe={recipe}"], (output, data, options.seed)
+            learners.append(ClassifierPeer(f"timm, {recipe}", settings, "timm_resnet.py", packages, *found, flags))
     return learners
 
 
-def try_learner(learner: Learner, minutes: float, output: Path, broken: dict[str, str]) -> Row:
+def try_learner(learner: Learner, minutes: float, broken: dict[str, str]) -> Row:
     """Train and score a program, and return its row, which says what failed.
 
     Args:
         learner: the program.
         minutes: of a processor.
-        output: folder of all runs.
         broken: what could not be prepared before, by name; it is not tried again.
     """
     spent, schedule = 0.0, ""
@@ -145,10 +189,10 @@ def try_learner(learner: Learner, minutes: float, output: Path, broken: dict[str
             raise
         folder = learner.folder / f"{minutes:g}"
         spent, schedule = learner.train(minutes, folder)
-        scores = score_detections(output / "data" / "test.json", learner.detect(folder)).figures
+        figures = learner.score(folder)
     except TrainingError as error:
         return Row(learner.name, minutes, spent / 60, schedule, note=str(error))
-    return Row(learner.name, minutes, spent / 60, schedule, scores["AP"], scores["AP50"])
+    return Row(learner.name, minutes, spent / 60, schedule, figures)
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -1,15 +1,14 @@
-"""The table of `benchmarks.learning`: what each program reached in each budget, and who is ahead."""
+"""The tables of `benchmarks.learning`: what each program reached in each budget, and who is ahead."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.results import format_table
 
-RESULTS = Path(__file__).with_name("results_learning.md")
-COLUMNS = ("program", "minutes", "used", "schedule", "AP", "AP50", "note")
+FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -21,8 +20,7 @@ class Row:
         minutes: processor-minutes that it was given.
         used: processor-minutes that its training took; 0: it did not end.
         schedule: its length, in words.
-        ap: COCO's AP of the test images; None: there is no result.
-        ap50: COCO's AP50 of the test images.
+        figures: of the test images, by their names; none: there is no result.
         note: why there is no result.
     """
 
@@ -30,8 +28,7 @@ class Row:
     minutes: float
     used: float = 0.0
     schedule: str = ""
-    ap: float | None = None
-    ap50: float | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
     note: str = ""
 
 
@@ -50,21 +47,22 @@ class Margin:
     other: Row
 
     @property
-    def differences(self) -> tuple[float, float]:
-        """Return what ours has more of AP and of AP50; a figure that is not defined is 0."""
-        return (self.ours.ap or 0.0) - (self.other.ap or 0.0), (self.ours.ap50 or 0.0) - (self.other.ap50 or 0.0)
+    def differences(self) -> dict[str, float]:
+        """Return what ours has more of each figure."""
+        return {name: value - self.other.figures[name] for name, value in self.ours.figures.items()}
 
     @property
     def is_behind(self) -> bool:
-        """Tell if ours is behind in either figure."""
-        return min(self.differences) < 0
+        """Tell if ours is behind in any figure."""
+        return min(self.differences.values()) < 0
 
     def describe(self) -> str:
         """Describe it in a line."""
-        ap, ap50 = self.differences
         word = "is behind" if self.is_behind else "is ahead of"
         names = f"{self.ours.program} {word} {self.other.program}"
-        return f"{self.minutes:g} minutes: {names}: AP {ap:+.3f}, AP50 {ap50:+.3f}"
+        return f"{self.minutes:g} minutes: {names}: " + ", ".join(
+            f"{name} {difference:+.3f}" for name, difference in self.differences.items()
+        )
 
 
 def list_margins(rows: Iterable[Row], ours: str) -> list[Margin]:
@@ -82,19 +80,20 @@ def list_margins(rows: Iterable[Row], ours: str) -> list[Margin]:
 
 def format_rows(rows: Iterable[Row]) -> str:
     """Format the table in Markdown, by budget."""
+    rows = sorted(rows, key=lambda row: row.minutes)
+    names = list(dict.fromkeys(name for row in rows for name in row.figures))
     cells = [
         (
             row.program,
             f"{row.minutes:g}",
             f"{row.used:.1f}" if row.used else "",
             row.schedule,
-            format_share(row.ap),
-            format_share(row.ap50),
+            *(format_share(row.figures.get(name)) for name in names),
             row.note.replace("|", "/").replace("\n", " "),
         )
-        for row in sorted(rows, key=lambda row: row.minutes)
+        for row in rows
     ]
-    return format_table(cells, COLUMNS)
+    return format_table(cells, ("program", "minutes", "used", "schedule", *names, "note"))
 
 
 def format_share(value: float | None) -> str:
@@ -103,14 +102,18 @@ def format_share(value: float | None) -> str:
 
 
 def format_results(
-    machine: Mapping[str, str], settings: Mapping[str, str], rows: Sequence[Row], margins: Iterable[Margin]
+    machine: Mapping[str, str],
+    settings: Mapping[str, str],
+    rows: Sequence[Row],
+    margins: Iterable[Margin],
+    about: str = "",
 ) -> str:
-    """Format the file that is committed."""
+    """Format the file that is committed; `about` says what the figures are."""
     blocks = [
         "# Accuracy for processor-minutes",
         "Written by `python -m benchmarks.learning --write_results`. Minutes are user and system time of one\n"
         "processor that a training command was given, and took; each budget has a training of its own, whose\n"
-        "schedule is fitted to it. AP and AP50 are COCO's, of the test images, by one scorer for all.",
+        f"schedule is fitted to it. {about}".rstrip(),
         "\n".join(f"- {name}: {value}" for name, value in machine.items()),
         "\n".join(f"- {name}: {value}" for name, value in settings.items()),
         format_rows(rows),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,19 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import learning  # noqa: E402
-from benchmarks.learners import EPOCHS, EVERY, STEPS, Ours, TrainingError, fit_epochs, fit_steps, mark_step  # noqa: E402
+from benchmarks.learners import (  # noqa: E402
+    EPOCHS,
+    EVERY,
+    STEPS,
+    OurClassifier,
+    Ours,
+    TrainingError,
+    count_right,
+    fit_epochs,
+    fit_steps,
+    mark_step,
+    score_by_coco,
+)
 from benchmarks.learning_data import list_yolo_lines, write_data  # noqa: E402
 from benchmarks.learning_table import Row, format_results, format_rows, list_margins  # noqa: E402
 from benchmarks.peers import program  # noqa: E402
@@ -27,12 +40,12 @@ from gaudi_datasets.detection.scoring import score_detections  # noqa: E402
 # Uses a processor for so many seconds, by its own clock.
 BUSY = "import resource\nwhile sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) < {seconds}: pass\n"
 ROWS = [
-    Row("ssd_train", 5.0, 4.9, "160 steps", 0.45, 0.8),
-    Row("other", 5.0, 5.2, "14 epochs", 0.2, 0.81),
+    Row("ssd_train", 5.0, 4.9, "160 steps", {"AP": 0.45, "AP50": 0.8}),
+    Row("other", 5.0, 5.2, "14 epochs", {"AP": 0.2, "AP50": 0.81}),
     Row("third", 5.0, note="a | b\nc"),
-    Row("ssd_train", 10.0, 9.9, "330 steps", 0.5, 0.88),
-    Row("other", 10.0, 10.1, "30 epochs", 0.4, 0.7),
-    Row("ssd_train --backbone resnet18", 10.0, 9.9, "500 steps", 0.6, 0.9),
+    Row("ssd_train", 10.0, 9.9, "330 steps", {"AP": 0.5, "AP50": 0.88}),
+    Row("other", 10.0, 10.1, "30 epochs", {"AP": 0.4, "AP50": 0.7}),
+    Row("ssd_train --backbone resnet18", 10.0, 9.9, "500 steps", {"AP": 0.6, "AP50": 0.9}),
 ]
 
 
@@ -190,7 +203,7 @@ def test_margins_are_of_each_budget() -> None:
         (5.0, "other", True),
         (10.0, "other", False),
     ]
-    assert margins[0].differences == pytest.approx((0.25, -0.01))
+    assert margins[0].differences == pytest.approx({"AP": 0.25, "AP50": -0.01})
 
 
 def test_table_has_what_failed() -> None:
@@ -224,11 +237,11 @@ class Fake:
         """Pretend."""
         return 60 * minutes, "1 epoch"
 
-    def detect(self, folder: Path) -> Path:
-        """Detect nothing."""
+    def score(self, folder: Path) -> dict[str, float]:
+        """Score what detects nothing."""
         folder.mkdir(parents=True)
         program.write_detections(folder / "detections.json", [])
-        return folder / "detections.json"
+        return score_by_coco(self.folder.parent / "output" / "data" / "test.json", folder / "detections.json")
 
 
 def test_what_cannot_be_installed_is_in_the_table(
@@ -236,17 +249,18 @@ def test_what_cannot_be_installed_is_in_the_table(
 ) -> None:
     learners = [Fake(tmp_path, "ssd_train"), Fake(tmp_path, "uninstallable")]
     monkeypatch.setattr(learning, "make_learners", lambda *_: learners)
-    monkeypatch.setattr(learning, "RESULTS", tmp_path / "results.md")
+    task = replace(learning.TASKS["detection"], results=tmp_path / "results.md")
+    monkeypatch.setitem(learning.TASKS, "detection", task)
     monkeypatch.setattr("os.sched_setaffinity", lambda *_: None)
     output = tmp_path / "output"
     arguments = ["--data", str(data), "--budgets", "2,1", "--output", str(output), "--write_results"]
     assert learning.main(arguments) == 1
     rows = learning.read_rows(output / "rows.json")
-    assert [(row.program, row.minutes, row.used, row.ap, row.note) for row in rows] == [
-        ("ssd_train", 1.0, 1.0, 0.0, ""),
-        ("uninstallable", 1.0, 0.0, None, "no such release"),
-        ("ssd_train", 2.0, 2.0, 0.0, ""),
-        ("uninstallable", 2.0, 0.0, None, "no such release"),
+    assert [(row.program, row.minutes, row.used, row.figures, row.note) for row in rows] == [
+        ("ssd_train", 1.0, 1.0, {"AP": 0.0, "AP50": 0.0}, ""),
+        ("uninstallable", 1.0, 0.0, {}, "no such release"),
+        ("ssd_train", 2.0, 2.0, {"AP": 0.0, "AP50": 0.0}, ""),
+        ("uninstallable", 2.0, 0.0, {}, "no such release"),
     ]
     assert [one.prepared for one in learners] == [2, 1]
     assert (tmp_path / "results.md").read_text().count("no such release") == 2
@@ -262,7 +276,16 @@ def test_selection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert options.budgets == (5.0, 10.0)
     names = [one.name for one in learning.make_learners(options, tmp_path, tmp_path)]
     assert names == ["ssd_train", "ssd_train --backbone resnet18", "ultralytics YOLOv8n", "torchvision SSDLite320"]
-    wrong = ["--budgets", "0"], ["--data", str(tmp_path / "none")], ["--output", output[1], "--seed", "1"]
+    assert learning.parse([*words, "--task", "classes"]).budgets == (2.0, 5.0, 10.0)
+    options = learning.parse([*words, "--task", "classes", "--only", "ours", "timm_adamw"])
+    names = [one.name for one in learning.make_learners(options, tmp_path, tmp_path)]
+    assert names == ["resnet_train", "timm, adamw"]
+    wrong = (
+        ["--only", "timm_sgd"],
+        ["--budgets", "0"],
+        ["--data", str(tmp_path / "none")],
+        ["--output", output[1], "--seed", "1"],
+    )
     for flag, *more in wrong:
         with pytest.raises(SystemExit) as end:
             learning.parse([*words, flag, *more])
@@ -273,7 +296,22 @@ def test_selection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_only_test_images_are_scored(tmp_path: Path) -> None:
     (tmp_path / "evaluation.json").write_text('{"split": "val"}')
     with pytest.raises(TrainingError, match="val"):
-        Ours(tmp_path, tmp_path, 0).detect(tmp_path)
+        Ours(tmp_path, tmp_path, 0).score(tmp_path)
+    with pytest.raises(TrainingError, match="val"):
+        OurClassifier(tmp_path, tmp_path, 0).score(tmp_path)
+
+
+def test_named_classes_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "evaluation.json").write_text('{"split": "test", "top_1": 0.25, "top_5": 0.75}')
+    assert OurClassifier(tmp_path, tmp_path, 0).score(tmp_path) == {"top-1": 0.25, "top-5": 0.75}
+    classes = [*"abcdef"]
+    for name in ("a/1.jpg", "b/1.jpg", "f/1.jpg"):
+        (tmp_path / "test" / name).parent.mkdir(parents=True)
+        (tmp_path / "test" / name).touch()
+    named = dict.fromkeys(("a/1.jpg", "b/1.jpg", "f/1.jpg"), classes)
+    assert count_right(tmp_path / "test", named) == pytest.approx({"top-1": 1 / 3, "top-5": 2 / 3})
+    with pytest.raises(TrainingError, match="2 of 3"):
+        count_right(tmp_path / "test", {name: classes for name in named if name[0] != "f"})
 
 
 def test_epochs_of_the_measured_runs_differ() -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 
-def parse(description: str | None) -> argparse.Namespace:
-    """Read the command line, and make the folder of the output."""
+def parse(description: str | None, recipes: Sequence[str] = ()) -> argparse.Namespace:
+    """Read the command line, with one of `recipes` where there are some, and make the folder of the output."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("mode", choices=("train", "detect"))
+    parser.add_argument("mode", choices=("train", "detect", "classify"))
+    if recipes:
+        parser.add_argument("--recipe", choices=recipes, required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=1)
