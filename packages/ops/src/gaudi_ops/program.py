@@ -11,6 +11,7 @@ import gc
 import importlib.util
 import io
 import os
+import re
 import select
 import signal
 import sys
@@ -27,6 +28,8 @@ EX_TEMPFAIL = 75
 EX_CONFIG = 78
 MAX_ERROR = 400  # characters of an error as it is printed
 _CV_NO_MEMORY = -4  # the code of such a cv2.error
+# Of a kernel of oneDNN in TensorFlow: no memory (1), or none for what it needs while it computes (5).
+_KERNEL_NO_MEMORY = re.compile(r"Status: (1, message: |5, message: could not execute a primitive)")
 NO_THREAD = "can't start new thread"  # whose stack finds no place, says Python
 
 _status: TextIO | None = None  # where a line stands on a terminal that the next one replaces
@@ -197,7 +200,8 @@ def _describe(error: BaseException) -> str:
     if hasattr(error, "exit_status") and lines:
         return " ".join(line.strip() for line in lines)
     if lacks_memory(error):
-        told = f" ({lines[0]})" if lines else ""
+        said = [line for line in lines if _KERNEL_NO_MEMORY.search(line)] or lines
+        told = f" ({said[0]})" if said else ""
         return f"there is not enough memory{told}; free some, or take a smaller batch or fewer processes"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
@@ -216,6 +220,8 @@ def lacks_memory(error: BaseException) -> bool:
     """Return whether an error tells of too little memory; NumPy, TensorFlow and OpenCV each have their own."""
     kind = type(error)
     is_exhausted = kind.__name__ == "ResourceExhaustedError" and kind.__module__.startswith("tensorflow.")
+    if kind.__name__ == "AbortedError" and kind.__module__.startswith("tensorflow."):
+        return _KERNEL_NO_MEMORY.search(str(error)) is not None
     is_threadless = kind is RuntimeError and str(error) == NO_THREAD
     return isinstance(error, MemoryError) or is_exhausted or is_threadless or _is_cv_exhausted(error)
 

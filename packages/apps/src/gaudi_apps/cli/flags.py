@@ -189,9 +189,9 @@ class DeviceFlags:
     enable_xla: Annotated[Switch, fixed(per_side=True)] = False
     """Let XLA compile training steps as a whole: a minute at the start, then two to three times the speed on an NVIDIA
     GPU; for one process."""
-    recompute: Annotated[Switch, resume_safe()] = False
+    recompute: Annotated[Switch, fixed(per_side=True)] = False
     """Keep less of a training step in memory, and compute blocks of the network again for their gradients: for larger
-    batches or images, at four fifths of the speed; weights are the same."""
+    batches or images, at four fifths of the speed; only rounding may differ."""
     check_static_shapes: Annotated[Switch, resume_safe()] = False
     """Stop, naming the tensor, if a training step has a shape that is not static or is traced again. Always on with
     Gaudi, which compiles every shape anew."""
