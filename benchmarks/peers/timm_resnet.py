@@ -51,7 +51,11 @@ class Photos(torch.utils.data.Dataset):
     def _read(self, path: Path) -> Any:
         image = Image.open(path).convert("RGB")
         factor = STORED / min(image.size)
-        return image.resize([round(side * factor) for side in image.size], Image.BICUBIC) if factor < 1 else image
+        return (
+            image.resize([round(side * factor) for side in image.size], Image.Resampling.BICUBIC)
+            if factor < 1
+            else image
+        )
 
     def __len__(self) -> int:
         """Return the number of images."""

@@ -284,8 +284,9 @@ def test_blocks_that_are_computed_again_learn_the_same(train: Program, tmp_path:
     done = train(tmp_path / "again", *flags, "--recompute", "--steps_per_loop", 3, "--log_steps", 3)
     assert done.status == 0, done.err
     assert_same_state(load(tmp_path / "again"), load(tmp_path / "plain"))
-    done = train(tmp_path / "refused", *flags, "--recompute", "--use_horovod", "--distributed_bn")
-    assert (done.status, done.error.flag) == (64, "--recompute")
+    for refused in (("--use_horovod", "--distributed_bn"), ("--mode", "parity", "--parity_against", "dtype=bf16")):
+        done = train(tmp_path / "refused", *flags, "--recompute", *refused)
+        assert (done.status, done.error.flag) == (64, "--recompute")
 
 
 def note_calls(method: Any, calls: list[Any]) -> Any:

@@ -189,7 +189,7 @@ class DeviceFlags:
     enable_xla: Annotated[Switch, fixed(per_side=True)] = False
     """Let XLA compile training steps as a whole: a minute at the start, then two to three times the speed on an NVIDIA
     GPU; for one process."""
-    recompute: Annotated[Switch, fixed(per_side=True)] = False
+    recompute: Annotated[Switch, fixed()] = False
     """Keep less of a training step in memory, and compute blocks of the network again for their gradients: for larger
     batches or images, at four fifths of the speed; only rounding may differ."""
     check_static_shapes: Annotated[Switch, resume_safe()] = False
@@ -346,7 +346,7 @@ def check_modes(config: Any, mode: str, *, checkpoint: str | None, steps: int, s
     if run.clean and mode not in ("train", "plan"):
         raise FlagError(f"--clean: is for --mode train and plan; mode is {mode}", flag="--clean")
     check_distribution(config.distribution, config.FORMER_WORKERS)
-    check_steps(config.device, config.distribution)
+    check_steps(config.device, config.distribution, mode)
     check_parity(config.parity, mode, list_per_side(type(config)), find_aliases(type(config)))
     if device.no_hpu and device.device == "hpu":
         raise FlagError("--no_hpu: contradicts --device hpu", flag="--no_hpu", remedy="leave one of them out")
@@ -371,15 +371,15 @@ def check_distribution(flags: DistributionFlags, former_workers: int = 1) -> Non
         )
 
 
-def check_steps(device: DeviceFlags, distribution: DistributionFlags) -> None:
-    """Raise FlagError for a form of training steps that several processes cannot take together."""
+def check_steps(device: DeviceFlags, distribution: DistributionFlags, mode: str) -> None:
+    """Raise FlagError for a form of training steps that several processes cannot take together, or not in a mode."""
     remedy = "leave it out, or train with one process"
     if device.enable_xla and distribution.has_engine:
         reason = "XLA compiles nothing that is sent between processes"
         raise FlagError(f"--enable_xla: {reason}", flag="--enable_xla", remedy=remedy)
-    if device.recompute and distribution.distributed_bn:
-        reason = "would send the statistics of --distributed_bn twice"
-        raise FlagError(f"--recompute: {reason}", flag="--recompute", remedy=remedy)
+    if device.recompute and (distribution.distributed_bn or mode == "parity"):
+        reason = "sends the statistics of --distributed_bn again" if mode != "parity" else "follows no other side"
+        raise FlagError(f"--recompute: the second pass {reason}", flag="--recompute", remedy="leave it out")
 
 
 def _check_needs(flags: DistributionFlags, former_workers: int) -> None:
