@@ -36,6 +36,10 @@ def broken(session):
     note("broken")
     session.error("as planned")
 @nox.session
+def hanging(session):
+    note("hanging")
+    session.run("tail", "-f", "/dev/null", external=True)
+@nox.session
 def seeing(session):
     os.write(1, b"\\xff no text")
     for name in os.listdir(os.path.join(os.environ["XDG_CACHE_HOME"], "gaudi", "ci")):
@@ -78,14 +82,16 @@ def run(ci: ModuleType, checkout: Path, tmp_path: Path) -> Callable[..., tuple[i
         "split": ci.Lane(
             "split", parts={"one": ("packages/ops",), "two": ("packages/datasets",), "all": ("packages",)}
         ),
-        **{name: ci.Lane(name, ("packages/ops",)) for name in ("broken", "seeing")},
+        **{name: ci.Lane(name, ("packages/ops",)) for name in ("broken", "hanging", "seeing")},
     }
 
-    def run(*names: str, **environ: str) -> tuple[int, list[str]]:
+    def run(*names: str, most: float = ci.MOST_SECONDS, **environ: str) -> tuple[int, list[str]]:
         log = checkout / "ran.log"
         log.unlink(missing_ok=True)
         fixed = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "REAL_DATA": str(tmp_path / "real")}
-        status = ci.main(checkout, [lanes[name] for name in names or ("ops", "data")], fixed | environ, jobs=1)
+        status = ci.main(
+            checkout, [lanes[name] for name in names or ("ops", "data")], fixed | environ, jobs=1, most=most
+        )
         return status, log.read_text().split() if log.exists() else []
 
     return run
@@ -126,6 +132,16 @@ def test_the_time_of_processors_is_told_by_lane(
 ) -> None:
     assert run("ops") == (0, ["ops"])
     assert re.findall(r"ci: (\w+): passed in \d+ s, \d+ s of processors", capfd.readouterr().out) == ["ops"]
+
+
+def test_a_lane_that_hangs_is_ended(
+    run: Callable[..., tuple[int, list[str]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    status, ran = run("hanging", most=3.0)
+    assert status != 0
+    assert ran == ["hanging"]
+    assert "interrupted" in capfd.readouterr().out.splitlines()[-1]
+    assert run("ops") == (0, ["ops"])
 
 
 def test_a_lane_is_recorded_before_the_others_have_ended(run: Callable[..., tuple[int, list[str]]]) -> None:

@@ -15,9 +15,11 @@ import hashlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -129,11 +131,16 @@ LANES = (
 )
 
 
+MOST_SECONDS = 4300.0  # of all lanes, twice of what they take on two slow processors: one that hangs would never end
+
+
 class CiError(Exception):
     """A lane that cannot be judged or run."""
 
 
-def main(root: Path, lanes: Sequence[Lane], environ: Mapping[str, str], jobs: int = 4) -> int:
+def main(
+    root: Path, lanes: Sequence[Lane], environ: Mapping[str, str], jobs: int = 4, most: float = MOST_SECONDS
+) -> int:
     """Run the lanes that must run; returns 0, or the exit status of nox for the first that failed.
 
     Args:
@@ -141,6 +148,7 @@ def main(root: Path, lanes: Sequence[Lane], environ: Mapping[str, str], jobs: in
         lanes: in the order in which they start.
         environ: REAL_DATA, CI_FULL, XDG_CACHE_HOME.
         jobs: sessions that run side by side; more than two processors compute, because the tests of most of them wait.
+        most: seconds for all; what runs then is interrupted, and has failed.
 
     Raises:
         CiError: REAL_DATA names no folder, or git lists no files.
@@ -159,10 +167,10 @@ def main(root: Path, lanes: Sequence[Lane], environ: Mapping[str, str], jobs: in
         if not passed:
             due.setdefault(session, []).append(part)
     statuses = []
-    pool = ThreadPoolExecutor(jobs)
+    pool, end = ThreadPoolExecutor(jobs), time.monotonic() + most
     try:
         running = {
-            pool.submit(run_session, root, session, parts, environ, niceness): session
+            pool.submit(run_session, root, session, parts, environ, niceness, end): session
             for niceness, (session, parts) in enumerate(due.items())
         }
         for done in as_completed(running):
@@ -182,23 +190,30 @@ def name_part(session: str, part: str) -> str:
 
 
 def run_session(
-    root: Path, session: str, parts: Sequence[str], environ: Mapping[str, str], niceness: int
+    root: Path, session: str, parts: Sequence[str], environ: Mapping[str, str], niceness: int, end: float
 ) -> tuple[int, str, str]:
     """Run some parts of a session of nox beside others; return its exit status, what it printed, and the time taken.
 
-    The time is told twice, for beside others only that of the processors says what a lane costs.
+    The time is told twice, for beside others only that of the processors says what a lane costs. At `end`, by the
+    monotonic clock, nox is interrupted as by Ctrl-C, and ends the tests. Where one hangs was printed before, see
+    faulthandler_timeout in pyproject.toml.
     """
     command = ["nice", "-n", str(niceness), sys.executable, "-m", "nox", "-s", session]
     variables = {**os.environ, **environ, "CI_LANE": session, "CI_PARTS": " ".join(parts)}
     started = time.monotonic()
     with tempfile.TemporaryFile() as printed:
         process = subprocess.Popen(command, cwd=root, env=variables, stdout=printed, stderr=subprocess.STDOUT)
+        alarm = threading.Timer(max(0.0, end - started), process.send_signal, [signal.SIGINT])
+        alarm.start()
         _, status, used = os.wait4(process.pid, 0)  # of the session and of all that it waited for
         process.returncode = os.waitstatus_to_exitcode(status)
+        is_late = alarm.finished.is_set()
+        alarm.cancel()
         printed.seek(0)
         output = printed.read().decode(errors="replace")
     wall, processor = time.monotonic() - started, used.ru_utime + used.ru_stime
-    return process.returncode, output, f"{wall:.0f} s, {processor:.0f} s of processors"
+    late = ", where it was interrupted: CI may take no longer" * is_late
+    return process.returncode, output, f"{wall:.0f} s, {processor:.0f} s of processors{late}"
 
 
 def compute_fingerprint(root: Path, lane: Lane, environ: Mapping[str, str]) -> str:
