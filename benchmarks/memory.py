@@ -11,9 +11,8 @@ import resource
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
-from benchmarks.detection_targets import CLASSES
 from benchmarks.measurement import Figure, compare, describe_rates, interleave, main
-from benchmarks.ssd_step import POLICIES, WEIGHT_DECAY, build_plain, make_batch
+from benchmarks.ssd_step import build_ours, build_plain
 from benchmarks.torch_process import start_torch
 
 DTYPE = "bf16"
@@ -44,14 +43,7 @@ def build(name: str, batch: int) -> Callable[[], float]:
     """Make a step of a candidate in this process."""
     if name == "keras":
         return build_plain(DTYPE, batch)
-    from gaudi_apps.detection.detector import SSDTask
-    from gaudi_distributed import SingleProcess
-
-    task = SSDTask(CLASSES, keras_policy=POLICIES[DTYPE], weight_decay=WEIGHT_DECAY, communicator=SingleProcess())
-    if name == "recompute":
-        task.recompute()
-    given = make_batch(DTYPE, batch)
-    return lambda: float(task.train_step(given, 1e-3)["loss"])
+    return build_ours(DTYPE, batch, recompute=name == "recompute")[0]
 
 
 def _measure_alone(name: str, batch: int) -> float:

@@ -38,12 +38,14 @@ def measure(dtype: str, budget_seconds: float) -> Iterator[Figure]:
     yield Figure(f"SSD step, {dtype}, batch {BATCH}: share of the matrix peak", least=LEAST[dtype, "peak"], **share)
 
 
-def build_ours(dtype: str, batch: int) -> tuple[Callable[[], float], float]:
+def build_ours(dtype: str, batch: int, *, recompute: bool = False) -> tuple[Callable[[], float], float]:
     """Make the step of ssd_train, a function that waits for its end, and count its operations per image."""
     from gaudi_apps.detection.detector import SSDTask
     from gaudi_distributed import SingleProcess
 
     task = SSDTask(CLASSES, keras_policy=POLICIES[dtype], weight_decay=WEIGHT_DECAY, communicator=SingleProcess())
+    if recompute:
+        task.recompute()
     given = make_batch(dtype, batch)
     return lambda: float(task.train_step(given, 1e-3)["loss"]), count_operations(task.model)
 

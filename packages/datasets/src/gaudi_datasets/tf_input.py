@@ -127,10 +127,10 @@ def evaluation_batches(load: Callable[[Any], dict[str, Any]], num_images: int, o
     }
     missing = tf.data.Dataset.from_tensors(padding).repeat(len(positions) - len(mine))
     dataset = dataset.concatenate(missing).batch(options.batch_size, drop_remainder=True)
-    return set_order(dataset.prefetch(2), options)
+    return apply_options(dataset.prefetch(2), options)
 
 
-def set_order(dataset: Any, options: InputOptions | None = None) -> Any:
+def apply_options(dataset: Any, options: InputOptions | None = None) -> Any:
     """Return a pipeline that keeps the order of its elements and tunes nothing, on the threads of `options`, if given.
 
     All numbers of a pipeline here are given. The thread that would tune them sleeps for up to a minute, and the end of

@@ -284,7 +284,7 @@ def test_all_datasets_have_one_element_spec(dtype: str, encode: Encode) -> None:
         "labels": tf.TensorSpec([4], tf.int32),
         "image_ids": tf.TensorSpec([4], tf.int64),
     }
-    assert not any(one.options().autotune.enabled for one in (train, evaluation, synthetic))  # see set_order
+    assert not any(one.options().autotune.enabled for one in (train, evaluation, synthetic))  # see apply_options
     (batch,) = synthetic.take(1)
     assert set(batch["labels"].numpy().tolist()) <= {0, 1, 2}
 

@@ -257,7 +257,7 @@ def test_random_images_have_the_form_of_real_ones(dtype: str) -> None:
     assert synthetic.element_spec == train.element_spec
     for dataset in (synthetic, train, eval_dataset(make_source(), options)):
         assert dataset.options().deterministic
-        assert not dataset.options().autotune.enabled  # see set_order
+        assert not dataset.options().autotune.enabled  # see apply_options
     assert synthetic.element_spec["images"].shape == (2, 300, 300, 3)
     first, second = take(synthetic, 2)
     assert_same([first], [second])

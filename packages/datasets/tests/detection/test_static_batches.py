@@ -101,7 +101,7 @@ def test_batches_are_those_of_training(folder: Path, dtype: str) -> None:
     static = static_dataset(open_static_batches(folder, options), options)
     live = train_dataset(make_source(), options)
     assert static.element_spec == live.element_spec
-    assert not static.options().autotune.enabled  # see set_order
+    assert not static.options().autotune.enabled  # see apply_options
     assert_same(take(static, STEPS), take(live, STEPS))
 
 

@@ -103,7 +103,7 @@ class _Blocks:
         for layer in (call.layer for block in self._blocks[:-1] for call in block):
             if isinstance(layer, keras.layers.Dropout):
                 raise ValueError(f"layer {layer.name} draws random numbers, and would draw others the second time")
-            if getattr(layer, "reduces_statistics", False):
+            if getattr(layer, "_reduce_statistics", None) is not None:
                 raise ValueError(f"layer {layer.name} would send its statistics to other devices twice")
 
     def __len__(self) -> int:
@@ -190,7 +190,6 @@ class SynchronizedBatchNormalization(keras.layers.BatchNormalization):
     def __init__(self, *, reduce_statistics: ReduceStatistics | None = None, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._reduce_statistics = reduce_statistics
-        self.reduces_statistics = reduce_statistics is not None
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         """Normalize [batch, ..., channels]; with the devices' statistics where `training` is True."""

@@ -219,9 +219,10 @@ def is_foreseen(error: BaseException) -> bool:
 def lacks_memory(error: BaseException) -> bool:
     """Return whether an error tells of too little memory; NumPy, TensorFlow and OpenCV each have their own."""
     kind = type(error)
-    is_exhausted = kind.__name__ == "ResourceExhaustedError" and kind.__module__.startswith("tensorflow.")
-    if kind.__name__ == "AbortedError" and kind.__module__.startswith("tensorflow."):
-        return _KERNEL_NO_MEMORY.search(str(error)) is not None
+    told = kind.__name__ if kind.__module__.startswith("tensorflow.") else ""
+    is_exhausted = told == "ResourceExhaustedError" or (
+        told == "AbortedError" and _KERNEL_NO_MEMORY.search(str(error)) is not None
+    )
     is_threadless = kind is RuntimeError and str(error) == NO_THREAD
     return isinstance(error, MemoryError) or is_exhausted or is_threadless or _is_cv_exhausted(error)
 

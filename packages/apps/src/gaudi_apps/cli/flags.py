@@ -373,9 +373,9 @@ def check_distribution(flags: DistributionFlags, former_workers: int = 1) -> Non
 
 def check_steps(device: DeviceFlags, distribution: DistributionFlags, mode: str) -> None:
     """Raise FlagError for a form of training steps that several processes cannot take together, or not in a mode."""
-    remedy = "leave it out, or train with one process"
     if device.enable_xla and distribution.has_engine:
         reason = "XLA compiles nothing that is sent between processes"
+        remedy = "leave it out, or train with one process"
         raise FlagError(f"--enable_xla: {reason}", flag="--enable_xla", remedy=remedy)
     if device.recompute and (distribution.distributed_bn or mode == "parity"):
         reason = "sends the statistics of --distributed_bn again" if mode != "parity" else "follows no other side"

@@ -24,7 +24,7 @@ from gaudi_datasets.classification.pipeline import (
     train_dataset,
 )
 from gaudi_datasets.sampling import InputOptions
-from gaudi_datasets.tf_input import read_batches, set_order
+from gaudi_datasets.tf_input import apply_options, read_batches
 
 _READING = 0.3  # of the time, for reading and drawing; pixels have the rest
 _MOST_IMAGES, _MOST_BYTES = 64, 2**26  # whose pixels are worked on, again and again
@@ -95,7 +95,7 @@ def open_batches(source: ClassificationSource, options: InputOptions) -> Iterato
 def _compile(rows: tuple[Any, ...], function: Callable[..., Any], options: InputOptions) -> Callable[[], Any]:
     """Return a function that works on all rows within TensorFlow on one thread; it is called once here."""
     one = InputOptions(options.batch_size, image_size=options.image_size, threads=1)
-    dataset = set_order(tf.data.Dataset.from_tensor_slices(rows).map(function), one)
+    dataset = apply_options(tf.data.Dataset.from_tensor_slices(rows).map(function), one)
     run = tf.function(lambda: dataset.reduce(np.int64(0), lambda count, _: count + 1)).get_concrete_function()
     run()
     return run

@@ -35,7 +35,7 @@ from gaudi_datasets.sampling import (
     shard_indices,
     synthetic_image_ids,
 )
-from gaudi_datasets.tf_input import call_python, evaluation_batches, set_order
+from gaudi_datasets.tf_input import apply_options, call_python, evaluation_batches
 
 # Of ImageNet, RGB, for values in 0..255; the originals subtract them and divide by nothing.
 MEAN_RGB = np.array([123.68, 116.78, 103.94], np.float32)
@@ -92,7 +92,7 @@ def train_dataset(
     dataset = chunks.map(read, num_parallel_calls=min(_READERS, options.parallel_calls)).unbatch()
     dataset = dataset.map(load, num_parallel_calls=options.parallel_calls)
     dataset = dataset.batch(options.batch_size, drop_remainder=True)
-    return set_order(dataset.prefetch(2), options)
+    return apply_options(dataset.prefetch(2), options)
 
 
 def eval_dataset(source: ClassificationSource, options: InputOptions, *, num_images: int | None = None) -> Any:
@@ -138,7 +138,7 @@ def synthetic_dataset(options: InputOptions, *, num_classes: int) -> Any:
         "labels": np.array([generator.integers(0, num_classes) for generator in generators], np.int32),
         "image_ids": image_ids,
     }
-    return set_order(tf.data.Dataset.from_tensors(batch).repeat())
+    return apply_options(tf.data.Dataset.from_tensors(batch).repeat())
 
 
 def prepare_image(encoded: Any, image_size: int = 224) -> Any:

@@ -13,7 +13,7 @@ from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
 from gaudi_datasets.detection.samples import Tile, draw_sample, make_synthetic_batch
 from gaudi_datasets.detection.sources import DetectionSource, name_place
 from gaudi_datasets.sampling import InputOptions, SampleOrder, find_expect, reading_ahead, shard_indices
-from gaudi_datasets.tf_input import call_python, decode_image, decode_window, evaluation_batches, set_order
+from gaudi_datasets.tf_input import apply_options, call_python, decode_image, decode_window, evaluation_batches
 from gaudi_ops import SSD300, DefaultBoxSpec
 
 
@@ -70,7 +70,7 @@ def train_dataset(
     # No more at once than there are threads: what waits to be batched is a third slower, for it fills the cache.
     dataset = dataset.map(load, num_parallel_calls=min(options.threads, options.parallel_calls))
     dataset = dataset.batch(options.batch_size, drop_remainder=True)
-    return set_order(dataset.prefetch(2), options)
+    return apply_options(dataset.prefetch(2), options)
 
 
 def eval_dataset(source: DetectionSource, options: InputOptions, *, num_images: int | None = None) -> Any:
@@ -103,7 +103,7 @@ def synthetic_dataset(options: InputOptions, *, num_classes: int, spec: DefaultB
     Each rank has its part of one global batch. `num_classes` counts the background.
     """
     batch = make_synthetic_batch(options, num_classes, spec)
-    return set_order(
+    return apply_options(
         tf.data.Dataset.from_tensors({**batch, "images": tf.cast(batch["images"], options.dtype)}).repeat()
     )
 

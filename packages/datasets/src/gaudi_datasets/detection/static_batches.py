@@ -27,7 +27,7 @@ from gaudi_datasets.errors import DataError, FlagError, MissingInputError, Unsaf
 from gaudi_datasets.output_files import write_json
 from gaudi_datasets.records.tfrecords import Kind, encode_features, frame_record, index_records, read_record
 from gaudi_datasets.sampling import InputOptions
-from gaudi_datasets.tf_input import read_batches, set_order
+from gaudi_datasets.tf_input import apply_options, read_batches
 from gaudi_ops import SSD300, DefaultBoxSpec
 from gaudi_ops.files import made_folder, write_file
 
@@ -227,7 +227,7 @@ def static_dataset(
         return {**batch, "images": tf.cast(batch["images"], options.dtype)}
 
     steps = tf.data.Dataset.range(first_step, np.iinfo(np.int64).max)
-    return set_order(steps.map(load, num_parallel_calls=2).prefetch(2))
+    return apply_options(steps.map(load, num_parallel_calls=2).prefetch(2))
 
 
 def _reading_settings(options: InputOptions, spec: DefaultBoxSpec) -> dict[str, int]:
