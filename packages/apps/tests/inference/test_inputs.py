@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import re
 from dataclasses import replace
@@ -80,6 +81,23 @@ def test_what_is_named_as_an_image_and_is_no_file_is_a_bad_file(image_dir: Path,
     with pytest.raises(MissingInputError):
         find_files([f"{tmp_path}/gone.jpg"])
     assert find_files([f"{tmp_path}/pipe.jpg"]) == [tmp_path / "pipe.jpg"]
+
+
+def test_a_disk_that_fails_is_no_bad_file(image_dir: Path) -> None:
+    def fail(number: int) -> Preprocessor:
+        def read(encoded: bytes) -> None:
+            raise OSError(number, os.strerror(number))
+
+        return Preprocessor(read, read)  # type: ignore[arg-type]
+
+    path, bad = image_dir / "1.png", list[Exception]()
+    for number in (errno.EIO, errno.ESTALE, errno.EMFILE):
+        with pytest.raises(OSError) as caught:
+            list(read_images([path], fail(number), lambda *error: bad.append(error[-1])))
+        assert (caught.value.errno, caught.value.filename) == (number, str(path))
+    assert not bad
+    assert not list(read_images([path], fail(errno.EACCES), lambda *error: bad.append(error[-1])))
+    assert [type(error) for error in bad] == [PermissionError]
 
 
 def test_images_frames_and_bad_files_are_numbered(image_dir: Path, tmp_path: Path) -> None:

@@ -291,8 +291,27 @@ def test_a_run_is_used_in_the_type_that_it_was_trained_in(
         flags += ["--data_dir", tmp_path]
     assert parse(*flags).device.dtype == used
     assert parse(*flags, "--dtype", "bf16").device.dtype == "bf16"
+    (tmp_path / "run.json").write_text(json.dumps({"settings": {"dtype": trained}}))
     (tmp_path / "config.yaml").unlink()
+    assert parse(*flags).device.dtype == used
+    (tmp_path / "run.json").unlink()
     assert parse(*flags).device.dtype == "bf16"
+
+
+def test_the_checkpoint_to_use_is_not_guessed(tmp_path: Path) -> None:
+    flags = ("--mode", "export", "--model_dir", tmp_path)
+    path = tmp_path / "config.yaml"
+    assert SSDApplication(parse(*flags)).find_used_checkpoint() == "newest"
+    CheckpointFolder(tmp_path / "best").save(1, {"a": np.zeros(3)}, {})
+    for text, which in (("data: a", "best"), ("data: null", "newest"), ("seed: 0", "newest")):
+        path.write_text(text)
+        assert SSDApplication(parse(*flags)).find_used_checkpoint() == which
+    for damage in (lambda: path.write_text("data: [a"), path.unlink):
+        damage()
+        with pytest.raises(DataError) as caught:
+            SSDApplication(parse(*flags)).find_used_checkpoint()
+        assert caught.value.path == str(path)
+        assert SSDApplication(parse(*flags, "--checkpoint", "best")).find_used_checkpoint() == "best"
 
 
 def test_processes_of_gaudi_run_share_the_batch_of_the_recipe(

@@ -336,9 +336,12 @@ def _follow_type(config: Any, mode: str, given: frozenset[str]) -> list[str]:
     """Return --dtype as the run in the folder has it, or fp32 where bf16 is slower; nothing if there is no run."""
     # Imported here, for programs that only train or plan.
     from gaudi_apps.training.application import read_flags_of_run
+    from gaudi_apps.training.checkpoint import read_run_record
 
     _fetch_run(config, mode)
-    found = None if "dtype" in given else read_flags_of_run(find_copy(config.run.model_dir)).get("dtype")
+    folder, found = find_copy(config.run.model_dir), None
+    if "dtype" not in given:
+        found = {**read_flags_of_run(folder), **read_run_record(folder).get("settings", {})}.get("dtype")
     if found == "bf16" and not find_host(config.device).has_bf16:
         found = "fp32"
     return [f"--dtype={found}"] if found in ("bf16", "fp32") else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import itertools
 import math
@@ -21,6 +22,7 @@ from gaudi_apps.inference.addresses import VIDEO_ENDINGS, Address, Source, fetch
 from gaudi_apps.inference.visualizer import Image, decode_image, to_pixels
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import IMAGE_ENDINGS, check_image, read_content, read_image
+from gaudi_ops.errors import GaudiError
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,10 @@ def is_live(source: Source) -> bool:
     return isinstance(source, Address) and source.suffix.lower() not in (*IMAGE_ENDINGS, *VIDEO_ENDINGS)
 
 
+# What is wrong with one file, and not with the disk or the system.
+_OF_A_FILE = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
+
+
 def read_images(
     files: Sequence[Source],
     prepare: Preprocessor,
@@ -148,6 +154,9 @@ def read_images(
         prepare: makes the inputs of the network.
         on_error: called with image id, path and error for a file that cannot be used, or only up to some frame.
         max_frames: of each video, from its first one on; 0: all.
+
+    Raises:
+        OSError: the disk or the system fails, for which no file is to blame.
     """
     image_id = 0
     for path in files:
@@ -156,6 +165,9 @@ def read_images(
                 image_id += 1
                 yield replace(image, image_id=image_id)
         except (DataError, OSError) as error:
+            if not isinstance(error, GaudiError) and error.errno not in _OF_A_FILE:
+                error.filename = error.filename or str(path)  # a read that fails names no file
+                raise
             image_id += 1
             on_error(image_id, path, error)
 

@@ -16,7 +16,7 @@ from gaudi_apps.training.checkpoint import BEST, CHECKPOINTS, CheckpointFolder, 
 from gaudi_apps.training.plan import CURRENT
 from gaudi_apps.training.recipe import CHECKED, NO_RECIPE, RECIPE, SPLIT, STARTED, Length, Recipe
 from gaudi_datasets.documents import load_yaml
-from gaudi_datasets.errors import FlagError, MissingInputError
+from gaudi_datasets.errors import DataError, FlagError, MissingInputError
 from gaudi_datasets.fetching.stores import is_url
 from gaudi_datasets.memory import decide_cache
 from gaudi_ops.program import say
@@ -48,10 +48,14 @@ _PATHS = (
 
 
 def read_flags_of_run(model_dir: Path) -> dict[str, Any]:
-    """Read the flags of the run in a folder, by name; none where they cannot be read."""
+    """Read the flags of the run in a folder, by name; none where there is no such file, or it is damaged.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     try:
         found = load_yaml(model_dir / CONFIG)
-    except (OSError, ValueError):
+    except (FileNotFoundError, DataError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -343,11 +347,21 @@ class Application(ABC):
         """Return which checkpoint predict and export use: that of --checkpoint, or of the report of the run.
 
         The latter is the best one where the run was trained by --data, else the newest.
+
+        Raises:
+            DataError: the run has both, and does not tell any more how it was trained.
         """
-        is_best = CheckpointFolder(self.settings.model_dir / BEST).steps() and read_flags_of_run(
-            self.settings.model_dir
-        ).get("data")
-        return self.settings.checkpoint or ("best" if is_best else "newest")
+        folder = self.settings.model_dir
+        if self.settings.checkpoint or not CheckpointFolder(folder / BEST).steps():
+            return self.settings.checkpoint or "newest"
+        flags = read_flags_of_run(folder)
+        if not flags:
+            raise DataError(
+                "is missing or damaged, so nobody knows which checkpoint the report of the run is of",
+                path=folder / CONFIG,
+                remedy="give --checkpoint best or --checkpoint newest",
+            )
+        return "best" if flags.get("data") else "newest"
 
     def predict_exported(self) -> bool:
         """Predict without the framework, by an export, if flags ask for it; return False where nothing was done."""
