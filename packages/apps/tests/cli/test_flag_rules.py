@@ -264,7 +264,7 @@ def list_helps(group: type[Any]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("rule", "good", "bad"),
     [
-        (fixed(minimum=1), [1, 7, "auto", None, True], [0, -1]),
+        (fixed(minimum=1), [1, 7, "auto", None, True], [0, -1, 10**400]),
         (fixed(minimum=0), [0.0, 1e300], [-0.1, float("nan"), float("inf")]),
         (resume_safe(above=0), [1e-9], [0, float("nan"), float("inf"), float("-inf")]),
         (resume_safe(above=0, finite=False), [float("inf")], [0.0, float("nan")]),

@@ -12,6 +12,7 @@ import os
 import re
 import warnings
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,6 +132,8 @@ def check_image(encoded: bytes, place: object, *, decode: bool = True, upright: 
                 if warning == "" and image.mode in ("L", "RGB") and not (upright and _read_turn(image) != 1):
                     return EncodedImage(encoded, "jpeg", image.height, image.width)  # libjpeg has read all of it
                 image.load()
+                if image.format == "PNG" and (fault := _find_png_fault(encoded)):
+                    raise _RefusedError(f"cannot be decoded whole ({fault}, {len(encoded)} bytes)", _REMEDY)
                 turn = max(turn, _read_turn(image)) if upright else 1
                 return _convert(image, encoded, turn)
     except _RefusedError as refused:
@@ -349,24 +352,40 @@ def _walk_png(encoded: bytes, upright: bool) -> tuple[int, int] | None:
     """
     if not encoded.startswith(_PNG_START):
         return None
-    view, position, has_pixels = memoryview(encoded), len(_PNG_START), False
     height = width = 0
-    while position + 12 <= len(view):
-        length = int.from_bytes(view[position : position + 4], "big")
-        kind, stop = encoded[position + 4 : position + 8], position + 8 + length
-        if zlib.crc32(view[position + 4 : stop]) != int.from_bytes(view[stop : stop + 4], "big"):
+    has_pixels = False
+    for kind, data, is_right, end in _list_png_chunks(encoded):
+        if not is_right or (upright and (kind == b"eXIf" or bytes(data[:21]).startswith(_PNG_MARKS))):
             return None
-        if kind == b"IHDR" and length == 13:
-            height, width = (int.from_bytes(view[at : at + 4], "big") for at in (position + 12, position + 8))
+        if kind == b"IHDR" and len(data) == 13:
+            width, height = (int.from_bytes(data[at : at + 4], "big") for at in (0, 4))
             if _png_depth(encoded) > 8:
                 return None
-        if upright and (kind == b"eXIf" or bytes(view[position + 8 : stop][:21]).startswith(_PNG_MARKS)):
-            return None
         has_pixels = has_pixels or kind == b"IDAT"
-        position = stop + 4
         if kind == _PNG_END:
-            return (height, width) if has_pixels and position == len(view) else None
+            return (height, width) if has_pixels and end == len(encoded) else None
     return None
+
+
+def _find_png_fault(encoded: bytes) -> str:
+    """Return what libpng, and so TensorFlow, refuses of a PNG whose pixels Pillow has read; empty for nothing."""
+    for kind, _, is_right, _ in _list_png_chunks(encoded):
+        if not is_right and chr(kind[0]).isupper():  # of the others, libpng warns
+            return "the checksum of a part is wrong"
+        if kind == _PNG_END:
+            return ""
+    return "its end is missing"
+
+
+def _list_png_chunks(encoded: bytes) -> Iterator[tuple[bytes, memoryview, bool, int]]:
+    """Yield of each chunk up to the last one its kind, its data, whether its checksum is right, and where it ends."""
+    view, position, kind = memoryview(encoded), len(_PNG_START), b""
+    while kind != _PNG_END and position + 12 <= len(view):
+        length = int.from_bytes(view[position : position + 4], "big")
+        kind, stop = encoded[position + 4 : position + 8], position + 8 + length
+        checksum = int.from_bytes(view[stop : stop + 4], "big")
+        yield kind, view[position + 8 : stop], zlib.crc32(view[position + 4 : stop]) == checksum, stop + 4
+        position = stop + 4
 
 
 def _missing(path: Path) -> MissingInputError:

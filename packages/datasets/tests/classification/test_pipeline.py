@@ -27,11 +27,27 @@ from gaudi_datasets.classification.pipeline import (
     train_dataset,
 )
 from gaudi_datasets.errors import DataError
+from gaudi_datasets.image_files import check_image
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, SampleOrder, image_generator, shard_indices
 from gaudi_datasets.tf_input import read_batches
 
 Encode = Callable[..., bytes]
 Options = functools.partial(InputOptions, image_size=32)
+
+
+def test_a_damaged_png_that_passes_the_check_is_decoded(encode: Encode) -> None:
+    """Each cut, and a bit of each byte: Pillow reads pixels of some that libpng refuses."""
+    whole = encode(0, "PNG", size=(5, 7))
+    flipped = [whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :] for at in range(len(whole))]
+    refused = 0
+    for damaged in [whole, *(whole[:-cut] for cut in range(1, len(whole))), *flipped]:
+        try:
+            checked = check_image(damaged, "x.png")
+        except DataError:
+            refused += 1
+        else:
+            assert tf.io.decode_image(checked.encoded).shape == (5, 7, 3)
+    assert refused >= len(whole) - 1 + 12  # all cuts, and the end that no pixel needs
 
 
 class MemorySource:

@@ -81,16 +81,15 @@ class Flag:
         bounds = (self.minimum, self.above, self.maximum, self.below)
         if not is_number or bounds == (None, None, None, None):
             return None
+        is_finite = _fits_float(value)
         is_good = (
             (self.minimum is None or value >= self.minimum)
             and (self.above is None or value > self.above)
             and (self.maximum is None or value <= self.maximum)
             and (self.below is None or value < self.below)
-            and (math.isfinite(value) or not self.finite)
+            and (is_finite or not self.finite)
         )
-        return (
-            None if is_good else self._describe_bounds() + ", and finite" * (self.finite and not math.isfinite(value))
-        )
+        return None if is_good else self._describe_bounds() + ", and finite" * (self.finite and not is_finite)
 
     def _describe_bounds(self) -> str:
         if self.minimum is not None and self.maximum is not None:
@@ -105,6 +104,13 @@ fixed = partial(Flag, resume_safe=False, per_rank=False)
 resume_safe = partial(Flag, resume_safe=True, per_rank=False)
 # It belongs to the machine: where its data is, and how many of its processors are used.
 per_rank = partial(Flag, resume_safe=True, per_rank=True)
+
+
+def _fits_float(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # of an integer beyond all floats
+        return False
 
 
 def find_rules(config_class: type[Any]) -> Mapping[str, Flag]:
@@ -223,7 +229,9 @@ def check_bounds(config: Any) -> None:
     for name, value in list_flags(config):
         fault = rules[name].find_fault(value)
         if fault is not None:
-            raise FlagError(f"--{name} {value:g}: {fault}", flag=f"--{name}")
+            is_long = isinstance(value, int) and not _fits_float(value)
+            shown = f"{str(value)[:12]}..." if is_long else f"{value:g}"
+            raise FlagError(f"--{name} {shown}: {fault}", flag=f"--{name}")
 
 
 def parse_step_range(text: str, flag: str = "profile") -> range:
