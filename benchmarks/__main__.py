@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.catalogue import GPU_SHARES, NEED_TORCH, SHARES, deal_seconds
 from benchmarks.gpu.card import describe_card
+from benchmarks.input_shares import find_loaders
 from benchmarks.measurement import Figure
 from benchmarks.results import (
     GPU_RESULTS,
@@ -32,7 +33,7 @@ from benchmarks.results import (
     list_rows,
     read_earlier,
 )
-from benchmarks.torch_process import TORCH, find_torch
+from benchmarks.torch_process import find_torch
 from gaudi_distributed import DeviceError, choose_device
 
 FOLDER = Path(__file__).parent
@@ -84,8 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except DeviceError as error:
             print(f"benchmarks: error: {error}", file=sys.stderr)
             return error.exit_status
-    if NEED_TORCH.intersection(names):
-        prepare_torch()
+    prepare_environments(names)
     outcomes: list[Outcome] = []
     # So that a benchmark ends with this program.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
@@ -111,12 +111,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def prepare_torch() -> None:
-    """Make the environment of PyTorch before time is counted; what needs it fails by itself where that fails."""
-    try:
-        find_torch()
-    except (OSError, subprocess.CalledProcessError) as error:
-        print(f"{TORCH} cannot be installed: {error}", file=sys.stderr)
+def prepare_environments(names: Sequence[str]) -> None:
+    """Make the environments of others before time is counted; what needs one fails by itself where that fails."""
+    needs = {find_torch: NEED_TORCH, find_loaders: {"input_shares"}}
+    for find in (find for find, benchmarks in needs.items() if not benchmarks.isdisjoint(names)):
+        try:
+            find()
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"another program cannot be installed: {error}", file=sys.stderr)
 
 
 def measure(name: str, seconds: float, *, limit: float | None = None, package: str = "benchmarks") -> Outcome:

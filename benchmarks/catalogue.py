@@ -18,6 +18,7 @@ SHARES: Mapping[str, float] = {
     "startup": 3,
     "growth": 2.5,
     "detection_input": 2.5,
+    "input_shares": 2,
     "classification_input": 3,
     "mxnet_input": 2,
     "mxnet_loss": 1,

@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import __main__ as program  # noqa: E402
 from benchmarks.catalogue import NEED_TORCH, SHARES, deal_seconds  # noqa: E402
+from benchmarks.input_shares import PARTS, describe_rounds  # noqa: E402
 from benchmarks.measurement import Figure, Timing, compare, interleave, ratio  # noqa: E402
 from benchmarks.results import (  # noqa: E402
     COLUMNS,
@@ -63,6 +64,21 @@ def test_time_is_dealt_by_shares_and_all_of_it() -> None:
         left -= dealt[name]
     assert left == pytest.approx(0)
     assert dealt["ssd_step"] == pytest.approx(dealt["coco_scoring"] * SHARES["ssd_step"] / SHARES["coco_scoring"])
+
+
+def test_shares_of_the_input_are_of_one_round_each() -> None:
+    rounds = []
+    for slow in (1, 2, 10):  # of all alike, which changes no ratio
+        parts = {name: slow * seconds for name, seconds in zip(PARTS, (1, 1, 4, 1, 2, 1), strict=True)}
+        rounds.append(
+            parts | {"ours": 16 * slow, "plain": 40 * slow, "Grain": 20, "torchvision": 32, "bound": 8 * slow}
+        )
+    found = list(describe_rounds(rounds))
+    plain, torchvision, grain, bound, *shares = found
+    assert [each.value for each in found] == [2.5, 1, 0.625, 0.5, *(seconds / 16 for seconds in (1, 1, 4, 1, 2, 1, 6))]
+    assert [each.passed for each in (plain, torchvision, grain, bound)] == [True, True, True, False]
+    assert torchvision.spread == 2 - 0.2
+    assert [each.name.rpartition(": ")[2] for each in shares[:-1]] == [*PARTS]
 
 
 def test_the_peak_comes_first() -> None:
