@@ -113,12 +113,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def prepare_environments(names: Sequence[str]) -> None:
     """Make the environments of others before time is counted; what needs one fails by itself where that fails."""
-    needs = {find_torch: NEED_TORCH, find_loaders: {"input_shares"}}
-    for find in (find for find, benchmarks in needs.items() if not benchmarks.isdisjoint(names)):
+    for make, benchmarks in ((find_torch, NEED_TORCH), (find_loaders, {"input_shares"})):
         try:
-            find()
+            if not benchmarks.isdisjoint(names):
+                make()
         except (OSError, subprocess.CalledProcessError) as error:
-            print(f"another program cannot be installed: {error}", file=sys.stderr)
+            print(f"an environment cannot be made: {error}", file=sys.stderr)
 
 
 def measure(name: str, seconds: float, *, limit: float | None = None, package: str = "benchmarks") -> Outcome:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".nox"
+TORCHVISION = ("torch==2.14.1", "torchvision==0.29.1")
 
 
 def make_environment(name: str, requirements: Sequence[str]) -> Path:

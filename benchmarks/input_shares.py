@@ -1,4 +1,4 @@
-"""Where the detector's training input spends its time, by processor time, and what other loaders need for as much.
+"""Measure where the detector's training input spends its processor time, and what other loaders need for as much.
 
 The parts are computed and timed in one thread, one after the other; what the loader takes beyond them is TensorFlow's
 calls of Python, copies and batches. The bound is the decoding of each whole file at an eighth of its size, because no
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.detection_input import BATCH_SIZE, RepeatedSource, write_photographs
-from benchmarks.environments import ROOT, make_environment
+from benchmarks.environments import ROOT, TORCHVISION, make_environment
 from benchmarks.measurement import Figure, data_folder, main
 from benchmarks.processor_time import run_measured
 from gaudi_datasets.detection.colors import color_image, resize_image
@@ -29,13 +29,13 @@ from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.sampling import InputOptions
 from gaudi_ops import SSD300
 
-TORCHVISION = ("torch==2.14.1", "torchvision==0.29.1")
 GRAIN = ("grain==0.2.18", *(f"--editable={ROOT / 'packages' / name}" for name in ("ops", "datasets")))
 SHORT, LONG = 4, 24  # steps of a loader's two runs
 EPOCHS = 4  # of the parts in a round
 LEAST_ROUNDS = 3
 LEAST_RATIO, LEAST_SHARE = 2.5, 0.6
 PARTS = ("reading", "draws", "decoding", "resizing", "colours", "targets")
+REST = "TensorFlow's calls, copies and batches"
 
 
 def find_loaders() -> tuple[Path, Path]:
@@ -146,8 +146,7 @@ def run(budget_seconds: float) -> Iterator[Figure]:
 
 def describe_rounds(rounds: Sequence[Mapping[str, float]]) -> Iterator[Figure]:
     """Make the figures of rounds, each of which has the processor seconds of an image by name."""
-    rounds = [{**one, "TensorFlow's calls, copies and batches": one["ours"] - sum(map(one.__getitem__, PARTS))}
-              for one in rounds]  # fmt: skip
+    rounds = [{**one, REST: one["ours"] - sum(map(one.__getitem__, PARTS))} for one in rounds]
     median = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
     note = ", ".join(f"{name} {1000 * value:.3g}" for name, value in median.items()) + " ms of a processor an image"
     whole = Figure("detection input by processor time: ours over a plain pipeline", 0, least=LEAST_RATIO, note=note)
@@ -157,7 +156,7 @@ def describe_rounds(rounds: Sequence[Mapping[str, float]]) -> Iterator[Figure]:
         yield compare_rounds(Figure(title, 0), rounds, peer, "ours")
     title = "detection input by processor time: speed, of that of decoding alone"
     yield compare_rounds(Figure(title, 0, "of 1", least=LEAST_SHARE), rounds, "bound", "ours")
-    for name in (*PARTS, "TensorFlow's calls, copies and batches"):
+    for name in (*PARTS, REST):
         yield compare_rounds(Figure(f"detection input, share of the time: {name}", 0, "of 1"), rounds, name, "ours")
 
 

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.environments import TORCHVISION as TORCH
 from benchmarks.learners import ClassifierPeer, Learner, OurClassifier, Ours, Peer, TrainingError
 from benchmarks.learning_data import write_data
 from benchmarks.learning_table import FOLDER, Row, format_results, format_rows, list_margins
@@ -59,7 +60,6 @@ TASKS = {
         "Top-1 and top-5 are shares of the test images.",
     ),
 }
-TORCH = ("torch==2.14.1", "torchvision==0.29.1")
 ULTRALYTICS, TIMM = "ultralytics==8.4.190", "timm==1.0.31"
 
 
