@@ -147,7 +147,17 @@ def test_what_is_no_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["2020-13-45", "!!int x", "!!float x", "!!bool x", "!!timestamp x", "2001-12-14t21:59:43.10+99:99", "9" * 5000],
+    [
+        "2020-13-45",
+        "!!int x",
+        "!!float x",
+        "!!bool x",
+        "!!timestamp x",
+        "2001-12-14t21:59:43.10+99:99",
+        "9" * 5000,
+        "0x" + "f" * 4000,
+        "1" + ":1" * 500_000,
+    ],
 )
 def test_values_that_are_none_of_their_kind_are_named(text: str, tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"

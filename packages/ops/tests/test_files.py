@@ -235,6 +235,34 @@ def test_drafts_are_removed_once_their_writer_is_dead(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".unfinished-train", "y"]
 
 
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_a_draft_that_others_lock_first_is_given_up(
+    is_removed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who removes leftovers may meet a draft before its writer has locked it, and remove it at any moment after."""
+    others = list[int]()
+
+    def lock(descriptor: int) -> bool | None:
+        if not others:
+            (draft,) = tmp_path.iterdir()
+            others.append(os.open(draft, os.O_RDWR))
+            assert lock_file(others[0])
+            if is_removed:
+                draft.unlink()
+        return lock_file(descriptor)
+
+    lock_file = files._lock
+    monkeypatch.setattr(files, "_cleaned", {tmp_path})
+    monkeypatch.setattr(files, "_lock", lock)
+    with write_atomically(tmp_path / "x") as file:
+        for left in () if is_removed else sorted(tmp_path.iterdir()):
+            if os.path.samestat(os.fstat(others[0]), left.lstat()):
+                left.unlink()
+        file.write(b"x")
+    os.close(others[0])
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"x": b"x"}
+
+
 def count_up(lock: Path, counter: Path) -> None:
     for _ in range(20):
         with hold_lock(lock):

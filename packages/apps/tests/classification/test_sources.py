@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -58,6 +59,15 @@ def test_splits_of_other_classes_are_not_joined(folders: Path, tmp_path: Path) -
 def test_a_bitmap_is_the_pixels(shape: tuple[int, ...]) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     np.testing.assert_array_equal(tf.io.decode_image(encode_bitmap(pixels), channels=3), pixels)
+
+
+def test_an_image_that_only_tensorflow_refuses_is_named(folders: Path) -> None:
+    source = open_split(folders, "train")
+    example = source.read(0)
+    source.read = lambda index: replace(example, encoded=example.encoded[:-9])  # type: ignore[method-assign]
+    with pytest.raises(DataError) as caught:
+        DecodedSource(source, max_bytes=10**6).read(0)
+    assert caught.value.record == f"{source.name}: record 0"
 
 
 def test_decoded_images_are_kept_as_far_as_memory_goes(folders: Path) -> None:

@@ -298,6 +298,13 @@ def test_a_flag_out_of_bounds_is_named_with_its_bounds(value: float, bounds: lis
     assert [bound for bound in ("at least 0", "below 1", "finite") if bound in str(caught.value)] == bounds
 
 
+def test_an_integer_that_is_too_long_to_print_is_refused() -> None:
+    """Python prints none of more than 4300 digits, which a hexadecimal one of a configuration may have."""
+    with pytest.raises(FlagError) as caught:
+        check_bounds(Small(16**4000))
+    assert caught.value.flag == "--share"
+
+
 @pytest.mark.parametrize("name", ["ssd_train", "resnet_train", "resnext_train"])
 def test_a_short_run_saves_each_step_and_scores_nothing(name: str) -> None:
     config = parse(name)

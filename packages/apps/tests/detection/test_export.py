@@ -3,7 +3,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import zlib
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,7 @@ from gaudi_apps.runtime.errors import ExportError
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.detection.coco import Category, parse_coco
 from gaudi_datasets.detection.sources import CocoSource, RecordSource
-from gaudi_datasets.errors import DataError, FlagError, MissingExtraError, MissingInputError, UnsafeError
+from gaudi_datasets.errors import BadImageError, DataError, FlagError, MissingExtraError, MissingInputError, UnsafeError
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import SingleProcess
 from gaudi_distributed.devices.machine import name_processor
@@ -44,6 +47,9 @@ from gaudi_ops.tf.keras_api import keras
 
 pytestmark = pytest.mark.slow
 
+PNG = cv2.imencode(".png", np.zeros((4, 4, 3), np.uint8))[1].tobytes()
+# With a part, unknown and critical, that Pillow passes over: 8 bytes of signature and 25 of IHDR are before it.
+REFUSED = PNG[:33] + bytes(4) + b"XXXX" + zlib.crc32(b"XXXX").to_bytes(4, "big") + PNG[33:]
 CATEGORIES = (Category(7, "red"), Category(9, "blue"))
 
 
@@ -311,3 +317,17 @@ def test_images_to_check_on(image_dir: Path, records: Path, tmp_path: Path) -> N
     (tmp_path / "00.png").write_bytes(b"")
     with pytest.raises(DataError, match=r"00\.png"):
         choose_images([str(tmp_path)], None)
+    (tmp_path / "00.png").write_bytes(REFUSED)
+    with pytest.raises(BadImageError) as caught:
+        choose_images([str(tmp_path)], None)
+    assert caught.value.record == str(tmp_path / "00.png")
+
+
+def test_an_image_that_only_tensorflow_refuses_is_named(records: Path) -> None:
+    source = RecordSource(records, "train")
+    example = replace(source.read(0), encoded=REFUSED)
+    source.read = lambda index: example  # type: ignore[method-assign]
+    for choose in (partial(choose_images, []), partial(choose_calibration, count=1, seed=0)):
+        with pytest.raises(BadImageError) as caught:
+            choose(source)
+        assert str(caught.value.record).startswith(source.name)

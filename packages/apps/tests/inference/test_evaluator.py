@@ -19,7 +19,7 @@ from gaudi_apps.inference.evaluator import Evaluator, find_order, pack_arrays, u
 from gaudi_apps.inference.exported_models import ExportedModel, Inputs
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_apps.training.trainer import Score
-from gaudi_datasets.errors import DataError
+from gaudi_datasets.errors import BadImageError, DataError
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, shard_indices
 from gaudi_distributed import ConfigurationError, SingleProcess
 
@@ -30,6 +30,8 @@ Positions = npt.NDArray[np.int64]
 
 class Seven:
     """A data set of seven images."""
+
+    name = "seven"
 
     def __init__(self, fingerprint: str) -> None:
         self.fingerprint = fingerprint
@@ -125,6 +127,19 @@ def test_an_exported_model_is_scored_image_by_image_and_timed_in_batches(capsys:
     speed = document["speed"]
     assert speed["images_per_second"]["16"] == 16 / score.batch_seconds
     assert 0 < speed["latency_ms"]["p50"] <= speed["latency_ms"]["p99"]
+
+
+def test_an_image_that_an_exported_model_cannot_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(encoded: bytes) -> int:
+        if encoded[0] == 5:
+            raise BadImageError("is refused", remedy="leave it out")
+        return encoded[0]
+
+    model = GuessModel()
+    monkeypatch.setattr(model, "prepare", refuse)
+    with pytest.raises(BadImageError) as caught:
+        GuessEvaluator(SingleProcess()).run_exported(model)
+    assert (caught.value.record, caught.value.remedy) == ("seven: record 5", "leave it out")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])

@@ -19,6 +19,7 @@ Parsed = TypeVar("Parsed")
 
 INT64_MAX = 2**63 - 1
 _MOST_BYTES = 2**34  # of annotations; those of the largest public data sets have 6 GB
+_MOST_DIGITS = 1000  # of an integer in YAML
 _SHOWN = 60  # characters of a wrong value that a message shows
 _REMEMBERED = 1000  # faults that are kept with their message
 
@@ -259,3 +260,13 @@ class _PlainLoader(yaml.SafeLoader):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise yaml.composer.ComposerError(None, None, "found a reference (*)", mark)
         return super().compose_node(parent, index)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> Any:
+        """Refuse what Python cannot print, as of 4300 hexadecimal digits, and what takes minutes, as 1:1:1... does."""
+        if len(node.value) > _MOST_DIGITS:
+            told = f"found an integer of {len(node.value)} characters"
+            raise yaml.constructor.ConstructorError(None, None, told, node.start_mark)
+        return super().construct_yaml_int(node)
+
+
+_PlainLoader.add_constructor("tag:yaml.org,2002:int", _PlainLoader.construct_yaml_int)

@@ -305,9 +305,8 @@ def _make_draft(folder: Path, *, is_folder: bool = False) -> Iterator[tuple[Path
         draft = folder / f".unfinished.{secrets.token_hex(8)}"
         descriptor = _open_draft(draft, os.O_CREAT | os.O_EXCL, is_folder)
         try:
-            _lock(descriptor)
-            if not _is_at(descriptor, draft):
-                continue  # before it was locked, another process took it for one whose writer has ended
+            if _lock(descriptor) is False or not _is_at(descriptor, draft):
+                continue  # before it was locked, another thread or process took it for one whose writer has ended
             try:
                 yield draft, descriptor
             finally:

@@ -208,9 +208,10 @@ class DecodedSource:
         example = self._source.read(index)
         if example.height * example.width * 3 > self._left:
             return example
-        import tensorflow as tf
+        from gaudi_datasets.tf_input import decode_window
 
-        pixels = tf.io.decode_image(example.encoded, channels=3, expand_animations=False).numpy()
+        whole = np.array([0, 0, example.height, example.width], np.int32)
+        pixels = decode_window(example.encoded, whole, f"{self.name}: record {index}")
         bitmap = replace(example, encoded=encode_bitmap(pixels))
         self._left -= len(bitmap.encoded)
         self._decoded[index] = bitmap

@@ -230,7 +230,7 @@ def check_bounds(config: Any) -> None:
         fault = rules[name].find_fault(value)
         if fault is not None:
             is_long = isinstance(value, int) and not _fits_float(value)
-            shown = f"{str(value)[:12]}..." if is_long else f"{value:g}"
+            shown = f"of {value.bit_length()} bits" if is_long else f"{value:g}"
             raise FlagError(f"--{name} {shown}: {fault}", flag=f"--{name}")
 
 

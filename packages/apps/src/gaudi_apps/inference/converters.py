@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from gaudi_apps.runtime.errors import ExportError
-from gaudi_datasets.errors import import_extra
+from gaudi_datasets.errors import BadImageError, import_extra
 from gaudi_datasets.output_files import write_json
 from gaudi_models.weights import WeightsMetadata
 from gaudi_ops.files import write_file
@@ -425,9 +425,19 @@ def whole_float32() -> Iterator[None]:
         tf.config.experimental.enable_tensor_float_32_execution(shortens)
 
 
-def decode_pixels(encoded: bytes) -> Any:
-    """Decode an image as TensorFlow does, to uint8 [height, width, 3]."""
-    return tf.io.decode_image(encoded, channels=3, expand_animations=False).numpy()
+def decode_pixels(encoded: bytes, place: str | None = None) -> Any:
+    """Decode an image as TensorFlow does, to uint8 [height, width, 3]; messages call it `place`.
+
+    Raises:
+        BadImageError: TensorFlow refuses it, as some PNGs that Pillow reads.
+    """
+    try:
+        return tf.io.decode_image(encoded, channels=3, expand_animations=False).numpy()
+    except tf.errors.InvalidArgumentError as error:
+        reason = (error.message.splitlines() or ["no reason is told"])[0]
+        raise BadImageError(
+            f"an image cannot be decoded by TensorFlow: {reason}", record=place, remedy="save it anew, or leave it out"
+        ) from None
 
 
 def to_float32(model: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gaudi_apps.runtime.errors import broadcast_from_rank0
 from gaudi_apps.training.run_dir import RunFolder, describe_data
 from gaudi_apps.training.trainer import Score
-from gaudi_datasets.errors import DataError
+from gaudi_datasets.errors import BadImageError, DataError
 from gaudi_datasets.program import ProgressLine
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, shard_indices
 from gaudi_distributed import Communicator
@@ -254,7 +254,11 @@ class Evaluator(ABC, Generic[Result]):
         found, seconds = [], []
         for done, position in enumerate(chosen):
             example = self._source.read(position)
-            given = model.prepare(example.encoded)
+            try:
+                given = model.prepare(example.encoded)
+            except BadImageError as error:
+                error.record = f"{self._source.name}: record {position}"
+                raise
             if not done:
                 model.compute([given])  # which compiles
             began = time.perf_counter()

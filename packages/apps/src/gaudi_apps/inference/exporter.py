@@ -162,7 +162,7 @@ def choose_calibration(source: Any, count: int, seed: int) -> list[bytes]:
         DataError: an image or a record is damaged.
     """
     order = np.random.default_rng(seed).permutation(len(source))[:count]
-    return [source.read(index).encoded for index in order.tolist()]
+    return [_require_decodable(source.read(at).encoded, f"{source.name}: record {at}") for at in order.tolist()]
 
 
 def make_request(
@@ -212,12 +212,17 @@ def choose_images(inference: Sequence[str], source: Any | None) -> list[bytes]:
         files = [path for path in find_files(inference) if not is_video(path)]
         if not files:
             raise MissingInputError("--inference: names videos only; an export is checked on images, so add one")
-        return [read_encoded(files[index]) for index in _spread(len(files))]
+        return [_require_decodable(read_encoded(files[at]), str(files[at])) for at in _spread(len(files))]
     if source is None:
         raise FlagError(
             "--mode export: needs images to check the export on", flag="--mode", remedy="give --inference or --data_dir"
         )
-    return [source.read(index).encoded for index in _spread(len(source))]
+    return [_require_decodable(source.read(at).encoded, f"{source.name}: record {at}") for at in _spread(len(source))]
+
+
+def _require_decodable(encoded: bytes, place: str) -> bytes:
+    decode_pixels(encoded, place)
+    return encoded
 
 
 def require_possible(output_dir: Path, kinds: Sequence[ExportKind], suffixes: Sequence[str] = ("",)) -> None:

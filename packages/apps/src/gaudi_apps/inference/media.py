@@ -137,7 +137,15 @@ def is_live(source: Source) -> bool:
 
 
 # What is wrong with one file, and not with the disk or the system.
-_OF_A_FILE = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
+_OF_A_FILE = (
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+)
 
 
 def read_images(
