@@ -131,7 +131,8 @@ LANES = (
 )
 
 
-MOST_SECONDS = 4700.0  # of all lanes, a little more than they take on two slow processors: one that hangs would never end
+# Of all lanes, a little more than they take on two slow processors: one that hangs would never end.
+MOST_SECONDS = 4700.0
 
 
 class CiError(Exception):

@@ -139,6 +139,26 @@ def test_results_are_uploaded_manifest_last(bucket: Bucket) -> None:
     assert not folder.exists()
 
 
+def test_results_of_another_process_stay_until_it_is_done(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = find_copy(URL, "outputs")
+    draft = folder / ".unfinished.0123456789abcdef" / "openvino" / "model.bin"
+    for path in (draft, folder / "onnx" / "model.onnx", folder / "table.csv"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("of this one")
+
+    def upload(store: WritableStore, name: str, path: Path) -> None:
+        upload_file(store, name, path)
+        if name == "table.csv":
+            path.write_text("of the other one")
+
+    upload_file = WritableStore.upload
+    monkeypatch.setattr(WritableStore, "upload", upload)
+    upload_copy(URL)
+    assert bucket.list("place/") == {"onnx/model.onnx", "table.csv"}
+    assert sorted(path for path in folder.rglob("*") if path.is_file()) == [draft, folder / "table.csv"]
+    assert not (folder / "onnx").exists()
+
+
 def test_a_folder_of_records_is_fetched_and_compared(bucket: Bucket, records: Path, tmp_path: Path) -> None:
     bucket.upload(records, "place")
     target = tmp_path / "fetched"

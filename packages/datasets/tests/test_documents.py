@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import datetime as dt
 import os
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,7 @@ def test_the_first_fault_is_named_and_all_are_counted() -> None:
 
 def test_long_values_are_cut() -> None:
     assert len(shorten("x" * 1000)) == 60
+    assert "2020" in shorten({dt.date(2020, 1, 1): ""})
 
 
 def test_plain_values_are_read(tmp_path: Path) -> None:
@@ -156,6 +158,7 @@ def test_what_is_no_file_is_named(tmp_path: Path) -> None:
         "2001-12-14t21:59:43.10+99:99",
         "9" * 5000,
         "0x" + "f" * 4000,
+        f'!!int {{=: "0x{"f" * 4000}"}}',
         "1" + ":1" * 500_000,
     ],
 )

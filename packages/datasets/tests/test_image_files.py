@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import errno
 import io
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from gaudi_datasets.drawing import decode_image
 from gaudi_datasets.errors import BadImageError, DataError, MissingInputError
 from gaudi_datasets.image_files import (
     CMYK_FIX,
@@ -304,3 +307,22 @@ def test_a_pipe_is_no_image(tmp_path: Path) -> None:
         with pytest.raises(DataError) as caught:
             read(path)
         assert caught.value.path == str(path)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.EIO, "fails"), OSError(errno.EMFILE, "too many")])
+def test_no_image_is_blamed_for_the_system(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    path = tmp_path / "a.png"
+    Image.new("RGB", (3, 2)).save(path)
+    content = path.read_bytes()
+    monkeypatch.setattr(Image, "open", fail)
+    with pytest.raises(type(error)) as caught:
+        read_size(path)
+    assert getattr(caught.value, "filename", str(path)) == str(path)
+    if isinstance(error, MemoryError):
+        with pytest.raises(MemoryError):
+            check_image(content, "a.png")
+        with pytest.raises(MemoryError):
+            decode_image(content)

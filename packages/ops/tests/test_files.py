@@ -263,6 +263,25 @@ def test_a_draft_that_others_lock_first_is_given_up(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"x": b"x"}
 
 
+def test_a_folder_that_others_remove_before_it_is_open_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[Path]()
+
+    def mkdir(path: Path, *arguments: Any, **options: Any) -> None:
+        make_folder(path, *arguments, **options)
+        made.append(path)
+        if len(made) == 1:
+            path.rmdir()
+
+    make_folder = Path.mkdir
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with files._make_draft(tmp_path, is_folder=True) as (draft, _):
+        assert draft.is_dir()
+        assert draft == made[1]
+    assert list(tmp_path.iterdir()) == []
+
+
 def count_up(lock: Path, counter: Path) -> None:
     for _ in range(20):
         with hold_lock(lock):
@@ -324,6 +343,36 @@ def test_without_locks_of_the_file_system_the_owner_decides(tmp_path: Path, monk
         lock.write_text(json.dumps({"host": host, "process": process}))
         with pytest.raises(RuntimeError, match="it is held"), hold_lock(lock, waiting=refuse):
             pass
+
+
+def test_a_process_number_of_its_own_is_that_of_another_unless_it_holds_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container that starts again may have the name and the number of one that was killed."""
+    lock = tmp_path / ".lock"
+    monkeypatch.setattr(files, "_lock", lambda _: None)
+    lock.write_text(json.dumps({"host": socket.gethostname(), "process": os.getpid()}))
+    with hold_lock(lock, waiting=refuse):  # noqa: SIM117 - one after the other
+        with pytest.raises(RuntimeError, match="it is held"), hold_lock(lock, waiting=refuse):
+            pass
+
+
+def test_a_wait_for_a_lock_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock, seconds = tmp_path / ".lock", list[float]()
+
+    def wait(time: float) -> None:
+        seconds.append(time)
+        if sum(seconds) > 30:
+            lock.unlink()
+
+    monkeypatch.setattr(files, "_lock", lambda _: None)
+    monkeypatch.setattr("time.sleep", wait)
+    lock.write_text(json.dumps({"host": "another", "process": 7, "began": "today"}))
+    with hold_lock(lock):
+        (line,) = capsys.readouterr().err.splitlines()
+    assert [part in line for part in (str(lock), "7", "another", "today")] == [True] * 4
 
 
 def test_locks_of_the_library_are_those_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,14 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
 from gaudi_apps.runtime.errors import StoppedError
 from gaudi_apps.training import history as module
-from gaudi_apps.training.history import Ending, RunLogger, hide_user, log_score, open_loggers, read_history
+from gaudi_apps.training.history import CsvLogger, Ending, RunLogger, hide_user, log_score, open_loggers, read_history
 from gaudi_apps.training.trainer import Score
 
 FLAGS = ("-bs", 4, "--image_size", 32, "--log_steps", 1, "--eval_epochs", 0)
@@ -37,6 +38,12 @@ def train(
     return run
 
 
+def make_csv_logger(folder: Path) -> CsvLogger:
+    logger = CsvLogger(folder, 1, lambda path: None)
+    logger.trainer = SimpleNamespace(step=5)  # type: ignore[assignment]
+    return logger
+
+
 def test_a_csv_file_has_a_row_for_each_step_also_of_a_run_that_goes_on(
     train: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -52,6 +59,27 @@ def test_a_csv_file_has_a_row_for_each_step_also_of_a_run_that_goes_on(
     scores = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert float(rows[2]["val_top_1"]) == scores["top_1"]
     assert "metrics.csv" in json.loads((tmp_path / "run" / "run.json").read_text())["files"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"step;loss\n1;2\n", "step,loss\n1,2\n".encode("utf-16"), b"step,loss\n\xe4,2\n", b"x"]
+)
+def test_a_csv_file_that_another_program_saved_is_kept(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "metrics.csv").write_bytes(content)
+    (tmp_path / "metrics.1.csv").write_bytes(b"kept before")
+    logger = make_csv_logger(tmp_path)
+    logger.on_train_begin()
+    assert (tmp_path / "metrics.2.csv").read_bytes() == content
+    assert (tmp_path / "metrics.csv").read_text() == "step\n"
+    assert "metrics.2.csv" in capsys.readouterr().err
+
+
+def test_a_csv_file_that_a_spreadsheet_saved_is_read(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_bytes("step,loss\r\n1,0.5\r\n".encode("utf-8-sig"))
+    make_csv_logger(tmp_path).on_train_begin()
+    assert (tmp_path / "metrics.csv").read_text() == "step,loss\n1,0.5\n"
 
 
 @pytest.mark.slow

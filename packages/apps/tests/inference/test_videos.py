@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import errno
+import subprocess
+import sys
 from pathlib import Path
 
 import cv2
@@ -62,6 +65,20 @@ def test_a_video_that_is_cut_short_gives_the_frames_it_has(tmp_path: Path, monke
     assert [next(frames).number for _ in range(5)] == [0, 1, 2, 3, 4]
     with pytest.raises(DataError, match=r"x\.avi: ends after \d of 12 frames"):
         list(frames)
+
+
+def test_a_video_that_the_disk_does_not_take_is_told(tmp_path: Path) -> None:
+    """Files above 8 KiB are refused here, as by a disk that is full, of which OpenCV tells nothing."""
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 13, 1 << 13)); import numpy as np; from pathlib import Path; "
+        "from gaudi_apps.inference.media import VideoWriter; writer = VideoWriter(Path(sys.argv[1]), 25.0); "
+        "draw = np.random.default_rng(0).integers; "
+        "[writer.write(draw(0, 256, (120, 150, 3), np.uint8)) for _ in range(30)]\n"
+        "try: writer.close()\nexcept OSError as error: print(error.errno, error.filename)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "x"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(errno.EIO), str(tmp_path / "x.mp4")]
 
 
 def test_no_codec_is_an_error_of_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,7 +227,10 @@ def is_finite_number(value: object) -> bool:
 
 def shorten(value: object) -> str:
     """Return the value as JSON shows it, on one line and cut when it is long."""
-    text = json.dumps(value, default=str)
+    try:
+        text = json.dumps(value, default=str)
+    except TypeError:  # of keys of YAML, as dates are
+        text = str(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
@@ -263,8 +266,9 @@ class _PlainLoader(yaml.SafeLoader):
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> Any:
         """Refuse what Python cannot print, as of 4300 hexadecimal digits, and what takes minutes, as 1:1:1... does."""
-        if len(node.value) > _MOST_DIGITS:
-            told = f"found an integer of {len(node.value)} characters"
+        digits = self.construct_scalar(node)
+        if len(digits) > _MOST_DIGITS:
+            told = f"found an integer of {len(digits)} characters"
             raise yaml.constructor.ConstructorError(None, None, told, node.start_mark)
         return super().construct_yaml_int(node)
 

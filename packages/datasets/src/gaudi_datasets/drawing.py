@@ -37,6 +37,8 @@ def decode_image(encoded: bytes, record: str | None = None) -> Image.Image:
     try:
         with Image.open(io.BytesIO(encoded)) as image:
             return to_eight_bits(image).convert("RGB")
+    except MemoryError:
+        raise
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, its own, by the fault and the format
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         remedy = "fetch or convert it again, or leave it out"

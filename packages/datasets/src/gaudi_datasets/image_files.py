@@ -7,6 +7,7 @@ libjpeg's warnings are asked for.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -51,6 +52,7 @@ _SPARE_SHARE = 0.02  # of a file; random bytes in place of the pixels may leave 
 _FRAME_HEADERS = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive, Huffman coded
 _EXIF, _XMP_TURN = b"Exif\0\0", re.compile(rb'tiff:Orientation(?:="|>)([1-8])')
 _PNG_MARKS = (b"Raw profile type exif", b"XML:com.adobe.xmp")  # names of texts that may hold EXIF and XMP
+_OF_THE_SYSTEM = (errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _PIXELS_UNDECODED = 2**26  # larger ones are decoded, so that Pillow's guard against bombs of pixels sees them
 _REMEDY = "fetch or convert it again, or leave it out"
 _JPEG_QUALITY = 95
@@ -138,6 +140,8 @@ def check_image(encoded: bytes, place: object, *, decode: bool = True, upright: 
                 return _convert(image, encoded, turn)
     except _RefusedError as refused:
         raise _refuse(place, *refused.args) from None
+    except MemoryError:
+        raise
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, its own, by the fault and the format
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         if isinstance(error, UnidentifiedImageError):
@@ -205,6 +209,7 @@ def read_head(path: Path) -> tuple[tuple[int, int], int]:
     Raises:
         MissingInputError: there is no such file.
         DataError: it is no image that is read.
+        OSError: the disk or the system fails, for which the file is not to blame.
     """
     try:
         with warnings.catch_warnings():
@@ -218,7 +223,12 @@ def read_head(path: Path) -> tuple[tuple[int, int], int]:
                 return ((width, height) if left >= 5 else (height, width)), turn
     except FileNotFoundError:
         raise _missing(path) from None
-    except Exception:  # as in check_image
+    except MemoryError:
+        raise
+    except Exception as error:  # as in check_image
+        if isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
+            error.filename = error.filename or str(path)  # a read that fails names no file
+            raise
         raise DataError("is no image that is read", path=path, remedy="fetch it again or leave it out") from None
 
 

@@ -293,6 +293,11 @@ def test_an_endless_answer_ends(server: Any, faults: Any, content: bytes, tmp_pa
         b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n",
         b"HTTP/1.1 302 Found\r\nLocation: http://[\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 503 Busy\r\nRetry-After: soon\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 503 Busy\r\nRetry-After: Mon, 01 Jan 2024 00:00:00 +99999999999999\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\nhello",
+        b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-4/"
+        + b"9" * 5000
+        + b"\r\nContent-Length: 5\r\n\r\nhello",
     ],
 )
 def test_nonsense_answers_end_in_the_file_or_an_error(

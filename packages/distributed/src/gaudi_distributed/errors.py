@@ -313,7 +313,7 @@ class RankLogs:
 
     def open(self, rank: int | None) -> None:
         """Open the file of a rank, or of the launcher."""
-        self._files[rank] = _open_log(self._folder / ("launcher.log" if rank is None else f"rank_{rank}.log"))
+        self._files[rank] = open_log(self._folder / ("launcher.log" if rank is None else f"rank_{rank}.log"))
         self._logs[rank] = OutputLog(self._files[rank])
         self._logs[rank].write(self._begin)
 
@@ -335,19 +335,24 @@ class RankLogs:
             file.close()
 
 
-def _open_log(path: Path) -> _LogFile:
-    """Open a regular file to add lines to."""
+def open_log(path: Path) -> _LogFile:
+    """Open a regular file to add lines to; what it does not take, as on a full disk, is dropped and told at the end.
+
+    Raises:
+        UnsafeError: what is there is no regular file.
+        OSError: it cannot be opened.
+    """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         file = _LogFile(path, os.open(path, flags, 0o666))
     except OSError as error:
         if error.errno != errno.ELOOP:  # of a link
             raise
-        raise UnsafeError(f"{path}: is a link", path=path, remedy="give another --log_dir") from None
+        raise UnsafeError(f"{path}: is a link", path=path, remedy="give another folder for logs") from None
     found = os.fstat(file.fileno())
     if not stat.S_ISREG(found.st_mode):
         file.close()
-        raise UnsafeError(f"{path}: is no regular file", path=path, remedy="give another --log_dir")
+        raise UnsafeError(f"{path}: is no regular file", path=path, remedy="give another folder for logs")
     if found.st_size and os.pread(file.fileno(), 1, found.st_size - 1) not in _ENDS:  # of a launcher that was killed
         file.write(b"\n")
     return file

@@ -112,6 +112,24 @@ def test_a_log_that_takes_no_more_is_told_and_the_run_goes_on(tmp_path: Path) ->
     assert (tmp_path / "done").exists()
 
 
+def test_the_log_of_an_experiment_that_takes_no_more_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
+    log = tmp_path / "1.log"
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16)); "
+        "from dataclasses import replace; from pathlib import Path; from gaudi_distributed.launch import cli; "
+        "listed, log = cli.list_experiments, Path(sys.argv.pop(1)); "
+        "cli.list_experiments = lambda *given: [replace(one, log=log) for one in listed(*given)]; "
+        "cli.main(sys.argv[1:])"
+    )
+    program = ["sh", "-c", f"head -c 200000 /dev/zero | tr '\\0' x; echo; touch {tmp_path}/done"]
+    command = [sys.executable, "-c", code, str(log), "--np", "1", "--backend", "multi_worker", *program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 74
+    assert str(log) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "done").exists()
+
+
 def test_status_of_a_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert launch([*TWO, "--log_dir", str(tmp_path), sys.executable, "-c", TRAIN], os.environ) == 0
     state = json.loads((tmp_path / STATE_FILE).read_text())

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from gaudi_ops.errors import DataError, UnsafeError
+from gaudi_ops.program import say
 
 try:
     import fcntl
@@ -40,6 +41,7 @@ _WINDOWS = os.name == "nt"  # which neither removes nor replaces what a process 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _LEFTOVER = re.compile(r"\.unfinished\.[0-9a-f]{16}")
 _MOST_SECONDS = 0.5  # between two tries to lock
+_SILENT_SECONDS = 10.0  # of waiting for a lock, before a line tells for whom
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFCHR: "a character device",
@@ -289,6 +291,7 @@ def sync_folder(folder: PathName) -> None:
 
 
 _cleaned: set[Path] = set()
+_held: set[Path] = set()  # files of locks that this process holds
 
 
 @contextlib.contextmanager
@@ -303,7 +306,12 @@ def _make_draft(folder: Path, *, is_folder: bool = False) -> Iterator[tuple[Path
         remove_leftovers(folder)
     while True:
         draft = folder / f".unfinished.{secrets.token_hex(8)}"
-        descriptor = _open_draft(draft, os.O_CREAT | os.O_EXCL, is_folder)
+        try:
+            descriptor = _open_draft(draft, os.O_CREAT | os.O_EXCL, is_folder)
+        except FileNotFoundError:
+            if is_folder and folder.is_dir():
+                continue  # another one removed it before it was open
+            raise
         try:
             if _lock(descriptor) is False or not _is_at(descriptor, draft):
                 continue  # before it was locked, another thread or process took it for one whose writer has ended
@@ -385,20 +393,24 @@ def hold_lock(path: Path, *, waiting: Callable[[], None] | None = None) -> Itera
 
     Args:
         path: of the lock's file.
-        waiting: called once before waiting for another process that holds the lock; it may raise.
+        waiting: called once before waiting for another process that holds the lock; it may raise. Without it, a line
+            on standard error tells of a wait of ten seconds.
     """
-    seconds = 0.01
+    seconds, waited = 0.01, 0.0
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open_regular_file(path, "ab+", buffering=0) as file:
             is_free = _lock(file.fileno())
             if is_free is None:
-                is_free = not _is_alive(read_owner(path))
+                is_free = not _is_alive(read_owner(path), path)
             if not is_free:
                 if waiting:
                     waiting()
                     waiting = None
+                elif waited < _SILENT_SECONDS <= waited + seconds:
+                    _tell_owner(path)
                 time.sleep(seconds)
+                waited += seconds
                 seconds = min(2 * seconds, _MOST_SECONDS)
                 continue
             if not _is_at(file.fileno(), path):
@@ -406,11 +418,21 @@ def hold_lock(path: Path, *, waiting: Callable[[], None] | None = None) -> Itera
             file.truncate(0)
             began = datetime.now(timezone.utc).isoformat(timespec="seconds")
             file.write(json.dumps({"host": socket.gethostname(), "process": os.getpid(), "began": began}).encode())
+            _held.add(path.absolute())
             try:
                 yield
             finally:
+                _held.discard(path.absolute())
                 _remove_lock(file, path)
             return
+
+
+def _tell_owner(path: Path) -> None:
+    owner = read_owner(path)
+    told = (
+        f"process {owner.get('process')} on {owner.get('host')} since {owner.get('began')}" if owner else "another one"
+    )
+    say(f"{path}: is waited for, held by {told}; if that has ended, remove the file", error=True)
 
 
 def share_lock(path: Path) -> IO[bytes]:
@@ -449,13 +471,18 @@ def read_owner(path: Path) -> dict[str, Any]:
     return owner if isinstance(owner, dict) else {}
 
 
-def _is_alive(owner: Mapping[str, Any]) -> bool:
-    """Return whether the owner of a lock may be alive; only of a process on this machine can its end be known."""
+def _is_alive(owner: Mapping[str, Any], path: Path) -> bool:
+    """Return whether the owner of a lock may be alive; only of a process on this machine can its end be known.
+
+    A container that was started again may have the name and the process number of one that was killed.
+    """
     process = owner.get("process")
     if not isinstance(process, int) or process <= 0:
         return False
     if owner.get("host") != socket.gethostname() or _WINDOWS:
         return True
+    if process == os.getpid():
+        return path.absolute() in _held
     try:
         os.kill(process, 0)
     except ProcessLookupError:

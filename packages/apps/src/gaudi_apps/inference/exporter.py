@@ -120,7 +120,7 @@ class NetworkModel(ExportedModel):
     """The network that is exported, as one of its exports."""
 
     def __init__(self, network: ExportedNetwork) -> None:
-        super().__init__(network.prepare_encoded, find_threads())
+        super().__init__(lambda encoded: network.prepare_encoded(_require_decodable(encoded)), find_threads())
         self.device = find_device()
         self._network = network
 
@@ -220,7 +220,7 @@ def choose_images(inference: Sequence[str], source: Any | None) -> list[bytes]:
     return [_require_decodable(source.read(at).encoded, f"{source.name}: record {at}") for at in _spread(len(source))]
 
 
-def _require_decodable(encoded: bytes, place: str) -> bytes:
+def _require_decodable(encoded: bytes, place: str | None = None) -> bytes:
     decode_pixels(encoded, place)
     return encoded
 

@@ -137,15 +137,7 @@ def is_live(source: Source) -> bool:
 
 
 # What is wrong with one file, and not with the disk or the system.
-_OF_A_FILE = (
-    errno.ENOENT,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EISDIR,
-    errno.ENOTDIR,
-    errno.ELOOP,
-    errno.ENAMETOOLONG,
-)
+_OF_A_FILE = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def read_images(
@@ -298,6 +290,7 @@ class VideoWriter:
         self._stem = stem
         self._rate = rate
         self._file: tuple[Path, Any] | None = None
+        self._frames = 0
 
     def write(self, image: Image) -> Path:
         """Add a frame and return the video's path.
@@ -312,12 +305,24 @@ class VideoWriter:
         self._file = self._file or self._open((width, height))
         path, writer = self._file
         writer.write(cv2.cvtColor(np.ascontiguousarray(image[:height, :width]), cv2.COLOR_RGB2BGR))
+        self._frames += 1
         return path
 
     def close(self) -> None:
-        """Finish the file."""
-        if self._file is not None:
-            self._file[1].release()
+        """Finish the file.
+
+        Raises:
+            OSError: it has not all frames, as on a full disk, of which OpenCV tells nothing.
+        """
+        if self._file is None:
+            return
+        path, writer = self._file
+        writer.release()
+        written = cv2.VideoCapture(str(path))
+        count = int(written.get(cv2.CAP_PROP_FRAME_COUNT))
+        written.release()
+        if count != self._frames:
+            raise OSError(errno.EIO, f"{count} of {self._frames} frames were written; the disk may be full", str(path))
 
     def _open(self, size: tuple[int, int]) -> tuple[Path, Any]:
         for ending, codec in CODECS:

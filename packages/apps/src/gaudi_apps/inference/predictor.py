@@ -124,8 +124,8 @@ class Results(ABC):
 
     def _close_video(self) -> None:
         if self._video is not None:
-            self._video[1].close()
-            self._video = None
+            (_, writer), self._video = self._video, None
+            writer.close()
 
     def _free_name(self, image: InputImage) -> str:
         """Return the file's name, followed by the image id or the next free number if the name is taken."""

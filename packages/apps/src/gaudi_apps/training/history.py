@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
@@ -277,14 +278,28 @@ class CsvLogger(RunLogger):
         """Read the rows up to the step from which the run goes on."""
         self._path = self.folder / METRICS
         self._rows: dict[int, dict[str, float | str]] = {}
-        if self._path.is_file():
-            with open_regular_file(self._path, "r", encoding="utf-8", newline="") as file:
-                for row in csv.DictReader(file):
-                    if row["step"].isdecimal() and int(row["step"]) <= self.trainer.step:
-                        known: dict[str, float | str] = {name: text for name, text in row.items() if name and text}
-                        self._rows[int(row["step"])] = known
+        try:
+            self._read()
+        except (csv.Error, KeyError, TypeError, ValueError):  # as other programs save it
+            names = (self.folder / f"metrics.{number}.csv" for number in itertools.count(1))
+            kept = next(path for path in names if not os.path.lexists(path))
+            self._path.rename(kept)
+            warn(f"{self._path}: is no table of this program any more; it is kept as {kept.name}, and a new one begins")
+            self._rows = {}
         self._save()
         self._register(self._path)
+
+    def _read(self) -> None:
+        if not self._path.is_file():
+            return
+        with open_regular_file(self._path, "r", encoding="utf-8-sig", newline="") as file:
+            table = csv.DictReader(file)
+            if "step" not in (table.fieldnames or ["step"]):
+                raise KeyError("step")
+            for row in table:
+                step = int(row["step"])
+                if step <= self.trainer.step:
+                    self._rows[step] = {name: text for name, text in row.items() if name and text}
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         """Add figures to the row of a step; the file is written where an evaluation or the end comes."""

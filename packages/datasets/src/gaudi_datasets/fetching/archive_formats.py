@@ -22,6 +22,11 @@ from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
 from gaudi_ops.files import open_regular_file
 
+try:
+    from lzma import LZMAError
+except ImportError:  # Python can be built without it
+    LZMAError = zlib.error  # type: ignore[assignment,misc]
+
 FILE, FOLDER = "a file", "a folder"
 Handle: TypeAlias = tarfile.TarInfo | zipfile.ZipInfo
 
@@ -32,6 +37,7 @@ _DAMAGE = (  # what zipfile, tarfile and gzip raise about bytes that are not wha
     zipfile.BadZipFile,
     gzip.BadGzipFile,
     zlib.error,
+    LZMAError,
     struct.error,
     EOFError,
     IndexError,
@@ -117,7 +123,9 @@ def naming_damage(called: str) -> Iterator[None]:
         yield
     except (DataError, UnsafeError):  # named already; the first is a ValueError too
         raise
-    except _DAMAGE as error:
+    except (*_DAMAGE, OSError) as error:
+        if isinstance(error, OSError) and not isinstance(error, _DAMAGE) and error.errno is not None:
+            raise  # of the system; bz2's own have no number
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(
             f"is cut off, damaged or no zip or tar archive ({reason})",

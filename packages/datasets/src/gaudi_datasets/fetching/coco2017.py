@@ -159,7 +159,8 @@ class CocoFetcher:
         def count(done: int) -> None:
             self._display.counted(f"{name}: images", done, len(downloads))
 
-        fetched = fetch_many(downloads, self._patience, count)
+        distinct = {download.path: download for download in downloads}  # two threads would write one file
+        fetched = fetch_many(list(distinct.values()), self._patience, count)
         subset = annotations.with_name(f"instances_{name}_subset.json")
         write_file(subset, json.dumps(document))
         self._display.finished(

@@ -113,18 +113,36 @@ def _make_room(folder: Path, own: Path) -> None:
 def upload_copy(url: str) -> None:
     """Upload the files of a folder that were written into the copy of a URL for outputs, and remove them here.
 
+    What another process still writes for the same URL stays for that one, and so does what it replaces meanwhile.
+
     Raises:
         AccessError, TransferError, MissingInputError: they are not all there; the copy stays.
     """
     folder, store = find_copy(url, "outputs"), WritableStore(url)
-    found = [path for path in folder.rglob("*") if path.is_file()]
+    found = {path: _identify(path) for path in folder.rglob("*") if path.is_file() and not _is_draft(path, folder)}
     try:
         for path in sorted(found, key=lambda path: (path.name in LAST_NAMES, path)):
             store.upload(path.relative_to(folder).as_posix(), path)
     except GaudiError as error:
         error.remedy = f"{error.remedy}; the results are in {folder}"
         raise
-    shutil.rmtree(folder, ignore_errors=True)
+    for path, identity in found.items():
+        with contextlib.suppress(FileNotFoundError):  # uploaded and removed by the other process, too
+            if _identify(path) == identity:
+                path.unlink()
+    emptied = {parent for path in found for parent in path.parents if parent.is_relative_to(folder)}
+    for each in sorted(emptied, reverse=True):
+        with contextlib.suppress(OSError):  # not empty
+            each.rmdir()
+
+
+def _is_draft(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".unfinished") for part in path.relative_to(folder).parts)
+
+
+def _identify(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def fetch_folder(url: str, output_dir: Path, progress: Callable[[int, int], None]) -> int:

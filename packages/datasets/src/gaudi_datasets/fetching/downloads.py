@@ -36,7 +36,8 @@ _POINTLESS = (  # to try again
     ValueError,  # as are those for what is no address, or one of another kind, which a redirect leads to
 )
 _WRONG_CONTENTS = 2  # how often a server may send something else before it is believed to mean it
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18})")
+_LENGTH = re.compile(r"\d{1,18}")
 
 
 @dataclass(frozen=True)
@@ -220,7 +221,7 @@ class Fetcher:
         # The whole file: nothing is there, the server cannot resume, or its file has changed.
         text = response.headers.get("Content-Length", "")
         partial.begin(etag=response.headers.get("ETag", ""), modified=response.headers.get("Last-Modified", ""))
-        return int(text) if text.isdecimal() else None
+        return int(text) if _LENGTH.fullmatch(text) else None
 
     @staticmethod
     def _check_length(download: Download, partial: PartialFile, length: int) -> None:
@@ -280,7 +281,7 @@ def _asked_wait(response: requests.Response) -> float | None:
         return float(text)
     try:
         moment = email.utils.parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=timezone.utc)

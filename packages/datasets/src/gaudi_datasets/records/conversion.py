@@ -302,6 +302,7 @@ def _write_in_workers(
     # Spawned, because a fork of a process that has loaded TensorFlow may hang.
     context = multiprocessing.get_context("spawn")
     written = context.Value("q", 0)
+    count = written.get_obj()  # read without the lock, which a worker that is killed may hold for ever
     pool = ProcessPoolExecutor(processes, context, _start_worker, (write, written))
     try:
         left, ahead = iter(numbers), deque[Future[dict[str, Any]]]()
@@ -313,8 +314,8 @@ def _write_in_workers(
                 return
             shard = ahead.popleft()
             while not wait([shard], _REFRESH_SECONDS).done:
-                tell(written.value)
-            tell(written.value)
+                tell(count.value)
+            tell(count.value)
             yield shard.result()
     except BrokenProcessPool:
         raise ChildProcessError(

@@ -20,6 +20,7 @@ from gaudi_distributed.errors import (
     OutputLog,
     RunEndedError,
     StoppedError,
+    open_log,
     say,
 )
 from gaudi_distributed.failure.messages import LOST
@@ -164,7 +165,7 @@ def run_experiment(experiment: Experiment, environ: Mapping[str, str]) -> None:
         _run(experiment, launched, environ, None)
         return
     experiment.log.parent.mkdir(parents=True, exist_ok=True)
-    with experiment.log.open("ab") as file:
+    with open_log(experiment.log) as file:
         log = OutputLog(file)
         try:
             _run(experiment, launched, environ, log)
