@@ -327,6 +327,7 @@ class Case:
         self.wrong: list[str] = []
         self.mounted = False
         self.seconds = 0.0
+        self.told = ""  # by all runs, for only the one that finds a damage tells of it
 
     def run(self) -> Outcome:
         """Run it; what is left in the folder is for the next one to remove."""
@@ -348,6 +349,7 @@ class Case:
     def _wait(self, running: Running) -> Ended:
         ended = running.wait()
         self.seconds = max(self.seconds, ended.seconds)
+        self.told += ended.err
         return ended
 
     def _meet(self, fault: str) -> None:
@@ -374,7 +376,7 @@ class Case:
             ended = self._wait(self._start(disturbance, log))
             self._check_end(ended, _allow_signals(disturbance, self.program.saves))
             if ended.status == 0 and fault == self.faults[-1]:  # it says that it is done
-                self._check_results(ended, is_last=False)
+                self._check_results(is_last=False)
             if ended.status in FORESEEN and "errno" in disturbance.spoiled.action:
                 calls = list(shim.read_log(log))
                 if len(calls) >= disturbance.spoiled.nth:
@@ -415,7 +417,7 @@ class Case:
             ended = self._wait(self._start())
             self._check_end(ended, set())
             if ended.status == 0:
-                self._check_results(ended)
+                self._check_results()
                 return False
             if self.wrong:
                 return True
@@ -463,13 +465,13 @@ class Case:
         if not any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", ended.err) for name in names):
             self.wrong.append(f"{shim.NAMES[call.kind]} of {paths[0].name} is not named: {_last_line(ended)}")
 
-    def _check_results(self, ended: Ended, *, is_last: bool = True) -> None:
+    def _check_results(self, *, is_last: bool = True) -> None:
         results = self.program.collect(self.folder)
         expected = json.loads(json.dumps(self.reference.results))
         if not is_last:  # a draft that the disk let nobody remove goes at the next start
             results["left"] = [name for name in results["left"] if ".unfinished." not in name]
         for name in self.damaged:
-            forgive(name, expected, results, ended.err)
+            forgive(name, expected, results, self.told)
         allow_more(expected, results)
         difference = compare(expected, results)
         if difference and not self._is_other_data():
