@@ -92,6 +92,14 @@ def test_images_are_written_together_and_not_over_others(source: CocoSource, tmp
     assert len(list(out.iterdir())) == 3
 
 
+def test_names_that_are_taken_or_too_long_are_changed(source: CocoSource, tmp_path: Path) -> None:
+    example = replace(source.read(0), file_name="n" * 300 + ".jpg")
+    source.read = lambda index: example  # type: ignore[method-assign]
+    written = write_images(source, [0, 1], tmp_path / "out")
+    assert len({path.name for path in written}) == 2
+    assert sorted((tmp_path / "out").iterdir()) == sorted(written)
+
+
 def test_a_damaged_image_leaves_nothing(source: CocoSource, tmp_path: Path) -> None:
     (tmp_path / "images" / "002 a.jpg").write_bytes(b"x")
     with pytest.raises(DataError, match=r"002 a\.jpg: cannot be decoded"):

@@ -83,6 +83,16 @@ def test_the_original_resnet50(prefix: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(weights.tensors["stage1_block1_conv2/kernel"], TENSORS["res2a_branch2b/kernel"])
 
 
+def test_names_that_share_a_tensor_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.h5")
+    with h5py.File(path, "a") as file:
+        file["a/kernel:0"] = np.zeros(10_000, np.float32)
+        for number in range(9):
+            file[f"b{number}/kernel:0"] = file["a/kernel:0"]
+    with pytest.raises(WeightsError, match="share"):
+        read_weights(path)
+
+
 def test_what_leads_out_of_the_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "numbers").write_bytes(bytes(400))
     for number, link in enumerate([h5py.ExternalLink("other.h5", "/x"), h5py.SoftLink("/fc1000")]):

@@ -52,6 +52,15 @@ def test_a_name_stands_for_our_function(assembly: Any) -> None:
     assert read_pickle(io.BytesIO(data), {"os.system": Function(lambda text: text * 3)}) == "222"
 
 
+def test_a_small_pickle_does_not_make_a_large_object() -> None:
+    """A text that is remembered is encoded again and again, by five bytes each time."""
+    text = b"X" + (200_000).to_bytes(4, "little") + b"x" * 200_000
+    begin = b"\x80\x02c_codecs\nencode\nq\x00" + text + b"X\x06\x00\x00\x00latin1\x86q\x01"
+    bomb = begin + b"h\x00h\x01R" * 10_000 + b"."
+    with pytest.raises(ValueError, match="far more"):
+        read_pickle(io.BytesIO(bomb), {})
+
+
 class Payload:
     """Runs a command when Python's own reader reads it."""
 

@@ -71,6 +71,17 @@ def write_old(path: Path, assembly: Any, tensors: Any, keys: list[str], storages
     return path
 
 
+def test_many_tensors_that_share_a_storage_are_refused(tmp_path: Path, assembly: Any) -> None:
+    names = [
+        f"layer{stage}.{block}.conv{number}.weight" for stage in (1, 2) for block in (0, 1) for number in (1, 2, 3)
+    ]
+    tensors = {name: describe_tensor(assembly, KERNEL, "0") for name in names[:9]}
+    few = dict(list(tensors.items())[:8])
+    assert len(read_weights(write_archive(tmp_path / "b.pth", assembly(few), {"0": KERNEL.tobytes()})).tensors) == 8
+    with pytest.raises(WeightsError, match="share"):
+        read_weights(write_archive(tmp_path / "a.pth", assembly(tensors), {"0": KERNEL.tobytes()}))
+
+
 def check(path: Path, kind: str) -> None:
     weights = read_weights(path)
     assert weights.source == f"{path} ({kind}, torchvision's names)"

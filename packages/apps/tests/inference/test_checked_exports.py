@@ -51,6 +51,22 @@ def write_manifest(run: Path, kind: str, rate: float, speed: dict[str, Any] | No
     (run / "export" / kind / "export.json").write_text(json.dumps(manifest))
 
 
+def test_an_export_that_cannot_be_read_or_tells_no_speed_is_left_out(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = {"onnx": "[" * 100_000, "tflite": "[]"}
+    for kind, text in broken.items():
+        (run / "export" / kind / "export.json").write_text(text)
+    for kind in ("openvino", "openvino-bf16"):
+        path = run / "export" / kind / "export.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "speed": {}}))
+    chosen = choose_export(run, "a", "auto")
+    assert chosen is not None
+    assert chosen.folder.name == "openvino-int8"
+    told = capsys.readouterr().err
+    assert [f"/{kind}/export.json: " in told for kind in ("onnx", "openvino", "openvino-bf16")] == [True] * 3
+
+
 @pytest.mark.parametrize(
     ("runtime", "kind"),
     [("auto", "openvino-int8"), ("openvino", "openvino-int8"), ("onnxruntime", "onnx"), ("litert", "tflite")],

@@ -88,7 +88,8 @@ def test_no_codec_is_an_error_of_output(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_video_without_a_rate_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("told", [0.0, 90000.0, float("nan"), float("inf")])
+def test_a_video_without_a_rate_gets_one(told: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "x", 2)
     capture = cv2.VideoCapture
 
@@ -98,7 +99,7 @@ def test_a_video_without_a_rate_gets_one(tmp_path: Path, monkeypatch: pytest.Mon
             self.read, self.release = self._capture.read, self._capture.release
 
         def get(self, what: int) -> float:
-            return 0.0 if what == cv2.CAP_PROP_FPS else float(self._capture.get(what))
+            return told if what == cv2.CAP_PROP_FPS else float(self._capture.get(what))
 
     monkeypatch.setattr(cv2, "VideoCapture", Rateless)
     assert {frame.rate for frame in read_frames(path)} == {25.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gaudi_apps.mxnet.mlperf import _LogFile
 from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_distributed.devices.machine import Machine, gather_processor
 from gaudi_models.weights import read_weights
@@ -117,6 +119,13 @@ def test_a_continued_run_is_the_uninterrupted_one(
     log = (tmp_path / "parts" / "mlperf.log").read_text()
     assert log.count('"run_start"') == 1
     assert "nothing to train" in ssd_mxnet_train("--steps", STEPS, *flags).out
+
+
+def test_a_log_that_the_disk_does_not_take_is_an_error() -> None:
+    log = _LogFile("/dev/full")
+    with pytest.raises(OSError, match="/dev/full"):
+        log.emit(logging.makeLogRecord({"msg": "a line"}))
+    log.close()
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from gaudi_datasets.detection.sources import DetectionSource, name_place
 from gaudi_datasets.drawing import add_caption, decode_image, draw_boxes, fit_image, join_images
 from gaudi_datasets.errors import FlagError, UnsafeError
 from gaudi_datasets.memory import count_processors
+from gaudi_datasets.output_files import take_name
 from gaudi_datasets.program import count_things
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, image_generator
 from gaudi_ops.files import publish_file, staging_folder
@@ -72,14 +73,15 @@ def write_images(
         UnsafeError: an image is there and `overwrite` is not set.
     """
     with staging_folder(output_dir) as staging:
-        names = []
+        names, taken = list[str](), set[str]()
         for start in range(0, len(indices), _AT_ONCE):
             rows = indices[start : start + _AT_ONCE]
             variants = _augment(source, rows, seed, augmentation or {}) if augmented else {}
             for index in rows:
                 example = source.read(index)
                 stem = re.sub(r"[^\w.-]+", "_", Path(example.file_name).stem)
-                names.append(f"{example.image_id}{f'-{stem}' if stem else ''}.jpg")
+                name = take_name(f"{example.image_id}{f'-{stem}' if stem else ''}", 2, taken, key=str.casefold)
+                names.append(f"{name}.jpg")
                 drawn = draw_example(example, class_names_of(source))
                 image = join_images([drawn, *variants.get(example.image_id, [])])
                 image.save(staging / names[-1], "JPEG", quality=92)

@@ -61,6 +61,10 @@ def test_kaggle_s_solution(tmp_path: Path) -> None:
     path.write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match="is no synset"):
         read_validation_labels(tmp_path, NAMES)
+    path.write_text("\n".join([rows[0], f'"{rows[1]}', *rows[2:] * 10_000]))
+    with pytest.raises(DataError) as caught:
+        read_validation_labels(tmp_path, NAMES)
+    assert caught.value.path == str(path)
 
 
 def write_devkit(folder: Path, tar: Tar, truth: bytes, table: bytes | None = None) -> None:

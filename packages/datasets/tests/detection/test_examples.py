@@ -102,16 +102,32 @@ def test_crowds_and_areas_may_be_missing() -> None:
         ("image/encoded", integers(3), "is a int64_list"),
         ("image/object/bbox/xmin", floats(0.5), "has 1 values"),
         ("image/object/class/label", integers(90, 8), "category 8 is none"),
-        ("image/source_id", texts(b"COCO_1"), "is b'COCO_1'"),
+        ("image/source_id", texts(b"COCO_1"), 'is "COCO_1"'),
+        ("image/source_id", texts(b"9" * 19), 'is "99'),
+        ("image/source_id", texts(b"9" * 5000), 'is "99'),
+        ("image/source_id", texts(b"-1"), 'is "-1"'),
         ("image/height", integers(), "has 0 values"),
+        ("image/height", integers(0), "is 0"),
+        ("image/width", integers(-3), "is -3"),
+        ("image/width", integers(2**31), "is 2147483648"),
     ],
 )
 def test_faults_name_the_feature(name: str, feature: tf.train.Feature | None, message: str) -> None:
     with pytest.raises(DataError) as error:
         decode_example(edited(name, feature), LABELS, "x.tfrecord: record 3")
-    names = {"is missing": "ä.jpg", "is b'COCO_1'": "COCO_1"} if "id" in name else {}
-    place = f"x.tfrecord: record 3 (image {names.get(message, '42')})"
-    assert str(error.value).startswith(f"{place}: feature {name}: {message}")
+    assert str(error.value.record).startswith("x.tfrecord: record 3 (image ")
+    assert f": feature {name}: {message}" in str(error.value)
+
+
+def test_a_size_of_0_is_that_of_the_image() -> None:
+    feature = tf.train.Example.FromString(
+        encode(replace(EXAMPLE, encoded=tf.io.encode_jpeg(np.zeros((3, 5, 3), np.uint8)).numpy()))
+    ).features.feature
+    for name in ("image/height", "image/width"):
+        feature[name].int64_list.value[:] = [0]
+    content = tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
+    example = decode_example(content, LABELS, "x")
+    assert (example.height, example.width) == (3, 5)
 
 
 @pytest.mark.parametrize("xmax", [(1.0, 0.125), (1.0, 1.5), (1.0, float("nan"))])

@@ -106,6 +106,15 @@ def test_a_missing_shard_is_noticed(data_dir: Path) -> None:
         RecordSource(data_dir, "val")
 
 
+def test_a_name_that_tells_of_many_shards_is_no_matter(data_dir: Path) -> None:
+    """Three billion numbers would fill the memory."""
+    (data_dir / "train-0000000007-of-3000000000").touch()
+    with pytest.raises(MissingInputError) as caught:
+        RecordSource(data_dir, "train")
+    assert "train-0000000000-of-3000000000" in str(caught.value)
+    assert "2999999996" in str(caught.value)
+
+
 def test_a_shard_that_is_cut_off_is_noticed(data_dir: Path) -> None:
     shard = data_dir / "val-00001-of-00002.tfrecord"
     shard.write_bytes(shard.read_bytes()[:-10])

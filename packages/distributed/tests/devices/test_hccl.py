@@ -85,7 +85,8 @@ def test_a_config_for_other_hosts_is_found(tmp_path: Path) -> None:
     for cluster in (ONE, TWO):
         path.write_text(hcl_config(cluster))
         check_hcl_config(str(path), cluster)
-    for text in (hcl_config(ONE), "{}", "[]", "no", '{"HCL_RANKS": ["10.0.0.1"]}'):
+    values = ('"HCL_RANKS": ["10.0.0.1"]', '"HCL_RANKS": null', '"HCL_RANKS": 1.5', '"HCL_COUNT": 1e999')
+    for text in (hcl_config(ONE), "{}", "[]", "no", *(f"{{{value}}}" for value in values)):
         path.write_text(text)
         with pytest.raises(ConfigurationError, match=r"hcl\.json: "):
             check_hcl_config(str(path), TWO)

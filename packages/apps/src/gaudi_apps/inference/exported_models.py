@@ -417,10 +417,8 @@ def _prefer_network(best: CheckedExport | None) -> str:
     if best is None:
         return "nothing that is installed runs an export of this checkpoint"
     if best.network_rate is None:
-        measured = best.manifest["speed"].get("network_device", "an unknown device")
-        return (
-            f"it was measured on {measured}, and exports on the CPU; --runtime {best.runtime} takes {best.folder.name}"
-        )
+        on = best.manifest["speed"].get("network_device", "an unknown device")
+        return f"it was measured on {on}, and exports on the CPU; --runtime {best.runtime} takes {best.folder.name}"
     return "" if best.rate >= best.network_rate else "no export is faster"
 
 
@@ -460,18 +458,16 @@ def list_manifests(model_dir: Path) -> list[dict[str, Any]]:
     for path in sorted((model_dir / FOLDER).glob(f"*/{MANIFEST}")):
         try:
             manifest = read_manifest(path.parent)
-        except (OSError, ValueError):
+        except (OSError, TypeError, ValueError, RecursionError):
             say(f"{path}: cannot be read, so this export is left out", error=True)
-            continue
-        if isinstance(manifest, dict) and manifest.get("format") == FORMAT:
-            found.append(manifest)
+        else:
+            found += [manifest] if manifest.get("format") == FORMAT else []
     return found
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the export.json of an export."""
-    manifest: dict[str, Any] = json.loads(read_text(folder / MANIFEST, limit=MAX_BYTES))
-    return manifest
+    return dict(json.loads(read_text(folder / MANIFEST, limit=MAX_BYTES)))
 
 
 def _list_checked(model_dir: Path, sha256: str) -> list[CheckedExport]:
@@ -481,7 +477,12 @@ def _list_checked(model_dir: Path, sha256: str) -> list[CheckedExport]:
         name = str(manifest.get("kind", "")).partition("-")[0]
         is_checked = {"evaluation", "speed", "image_size", "classes", "sha256"} <= manifest.keys()
         if name in runtimes and is_checked and sha256 and manifest.get("checkpoint") == sha256:
-            found.append(CheckedExport(model_dir / FOLDER / manifest["kind"], runtimes[name], manifest))
+            export = CheckedExport(model_dir / FOLDER / manifest["kind"], runtimes[name], manifest)
+            try:
+                _ = export.rate, export.machine, export.network_rate, str(export), dict(manifest["sha256"])
+                found.append(export)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+                say(f"{export.folder / MANIFEST}: tells no speed or no score, so it is left out", error=True)
     return found
 
 

@@ -235,7 +235,7 @@ def read_frames(path: Source) -> Generator[VideoFrame, None, None]:
     capture = open_capture(path)
     try:
         rate = capture.get(cv2.CAP_PROP_FPS)
-        rate = rate if math.isfinite(rate) and rate > 0 else DEFAULT_RATE
+        rate = rate if 0 < rate <= 1000 else DEFAULT_RATE  # 90000 is told of cameras without one
         announced = capture.get(cv2.CAP_PROP_FRAME_COUNT)
         number = 0
         while (frame := capture.read())[0]:

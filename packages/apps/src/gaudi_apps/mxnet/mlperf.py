@@ -5,11 +5,13 @@ A resumed run appends to its log, so that the log begins and ends once.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from gaudi_apps.mxnet.config import SSDMXNetConfig
 from gaudi_apps.training.plan import Plan
@@ -55,7 +57,7 @@ class MLPerfLog(Callback):
         """Log the settings and the start of the run; a resumed run logs the start of its epoch only."""
         done = self.trainer.step
         logger = logging.Logger(f"{__name__}.{id(self)}", logging.INFO)
-        self._handler = logging.FileHandler(self._path, mode="a" if done else "w", encoding="utf-8")
+        self._handler = _LogFile(self._path, mode="a" if done else "w", encoding="utf-8")
         logger.addHandler(self._handler)
         logger.addHandler(StandardOutput())
         self._logger = self._mllog.MLLogger(logger)
@@ -139,6 +141,22 @@ class MLPerfLog(Callback):
 
     def _name_epochs(self, done: int) -> dict[str, float]:
         return {self._keys.EPOCH_NUM: round(done * self._plan.global_batch / self._plan.images, 4)}
+
+
+class _LogFile(logging.FileHandler):
+    """A file of a log whose faults are raised: logging only prints them, and the rest of the log would be lost."""
+
+    def handleError(self, record: logging.LogRecord) -> NoReturn:  # noqa: N802
+        """Raise the error that is handled, with the name of the file."""
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, self.baseFilename) from None
+        raise
+
+    def close(self) -> None:
+        """Close the file; what a fault left unwritten is not tried again."""
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 def load_mllog() -> tuple[Any, Any]:

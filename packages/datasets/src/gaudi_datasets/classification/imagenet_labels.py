@@ -72,7 +72,12 @@ def _read_lines(path: Path, image_names: Sequence[str]) -> list[str]:
 def _read_solution(path: Path, image_names: Sequence[str]) -> list[str]:
     """Read rows of ImageId (the stem of a file's name) and PredictionString (a synset and a box, once or more)."""
     synsets: dict[str, str] = {}
-    for row in csv.DictReader(_read_text(path).splitlines()):
+    rows = csv.DictReader(_read_text(path).splitlines())
+    try:
+        table = list(rows)
+    except csv.Error as error:
+        raise DataError(f"is no table ({error})", path=path, record=f"line {rows.line_num}") from None
+    for row in table:
         image, prediction = row.get("ImageId") or "", row.get("PredictionString") or ""
         synset = prediction.partition(" ")[0]
         _check_synset(f"{path}: image {shorten(image)}", synset)
@@ -111,7 +116,7 @@ def _read_devkit(path: Path, image_names: Sequence[str]) -> list[str]:
                 f"meta.mat is not as it should be ({type(error).__name__})", path=path, remedy="get it again"
             ) from None
         lines = _read_text(truth).splitlines()
-    found = [synset_of.get(int(line), "") if line.strip().isdecimal() else "" for line in lines]
+    found = [synset_of.get(int(line), "") if re.fullmatch(r"\s*\d{1,9}\s*", line) else "" for line in lines]
     for number, synset in enumerate(found, 1):
         _check_synset(f"{path}: {_GROUND_TRUTH}: line {number}", synset)
     return _check_count(path, found, image_names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gaudi_datasets.detection.coco import Category
+from gaudi_datasets.documents import INT64_MAX, shorten
 from gaudi_datasets.image_files import check_image
 from gaudi_datasets.records.tfrecords import ExampleFeatures, Kind, encode_features
 
@@ -59,7 +61,7 @@ def decode_example(content: bytes, label_of_category: Mapping[int, int], place: 
     """Parse a `tf.train.Example`; `place` is what messages call the record.
 
     `image/object/is_crowd` and `image/object/area` may be missing: nothing is a crowd then, and areas are the boxes'.
-    So may `image/height` and `image/width`, which are read from the image then.
+    So may `image/height` and `image/width`, or be 0, and are read from the image then.
 
     Raises:
         DataError: it is no Example, a feature is missing or of another type or length, a category is unknown, or a box
@@ -68,9 +70,13 @@ def decode_example(content: bytes, label_of_category: Mapping[int, int], place: 
     features = ExampleFeatures(content, place)
     encoded = features.one("bytes", "image/encoded")
     names = ("image/height", "image/width")
+    height = width = 0
     if any(name in features for name in names):
         height, width = (features.one("int64", name) for name in names)
-    else:
+        for name, side in zip(names, (height, width), strict=True):
+            if not 0 <= side < 2**31 or (side == 0) != (height == width == 0):
+                raise features.fault(name, f"is {side}; it must be a number of pixels")
+    if not height:  # others write 0 for what they do not know
         image = check_image(encoded, place, decode=False, upright=False)
         height, width = image.height, image.width
     count = len(features.many("float", f"image/object/bbox/{_SIDES[0]}"))
@@ -83,10 +89,10 @@ def decode_example(content: bytes, label_of_category: Mapping[int, int], place: 
     if unknown is not None:
         raise features.fault("image/object/class/label", f"category {unknown} is none of the data set's")
     text = features.one("bytes", "image/source_id")
-    try:
-        image_id = int(text)
-    except ValueError:
-        raise features.fault("image/source_id", f"is {text!r}; it must be an integer as text") from None
+    if not re.fullmatch(rb"\s*\d{1,19}\s*", text) or int(text) > INT64_MAX:
+        shown = shorten(text.decode(errors="replace"))
+        raise features.fault("image/source_id", f"is {shown}; it must be an integer of an int64 as text")
+    image_id = int(text)
     sizes = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1) * (height * width)
     return DetectionExample(
         image_id=image_id,

@@ -119,10 +119,18 @@ def upload_copy(url: str) -> None:
         AccessError, TransferError, MissingInputError: they are not all there; the copy stays.
     """
     folder, store = find_copy(url, "outputs"), WritableStore(url)
-    found = {path: _identify(path) for path in folder.rglob("*") if path.is_file() and not _is_draft(path, folder)}
+    found: dict[Path, tuple[int, int, int]] = {}
+    for path in folder.rglob("*"):
+        if path.is_file() and not _is_draft(path, folder):
+            with contextlib.suppress(FileNotFoundError):
+                found[path] = _identify(path)
     try:
         for path in sorted(found, key=lambda path: (path.name in LAST_NAMES, path)):
-            store.upload(path.relative_to(folder).as_posix(), path)
+            try:
+                store.upload(path.relative_to(folder).as_posix(), path)
+            except FileNotFoundError:
+                if path.exists():  # else the other process has uploaded and removed it
+                    raise
     except GaudiError as error:
         error.remedy = f"{error.remedy}; the results are in {folder}"
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -151,9 +152,9 @@ def _read_table(inventory: Inventory, table: _Table, name: str, split: str, miss
 
 def _read_size(row: Mapping[str, str]) -> tuple[int, int] | None:
     height, width = (row.get(name, "") for name in ("height", "width"))
-    if height.isascii() and height.isdigit() and width.isascii() and width.isdigit() and int(height) and int(width):
-        return int(height), int(width)
-    return None
+    if not all(re.fullmatch(r"\d{1,9}", side, re.ASCII) for side in (height, width)):
+        return None
+    return (int(height), int(width)) if int(height) and int(width) else None
 
 
 def _read_class_names(inventory: Inventory) -> dict[str, str]:
@@ -166,5 +167,10 @@ def _read_class_names(inventory: Inventory) -> dict[str, str]:
         if not any(line.startswith(_MID) and line.count(",") >= 1 for line in head):
             continue
         with open_regular_file(path, "r", encoding="utf-8-sig", errors="replace", newline="") as file:
-            named.update({row[0]: row[1].strip() for row in csv.reader(file) if len(row) >= 2 and row[1].strip()})
+            rows = csv.reader(file)
+            try:
+                named.update({row[0]: row[1].strip() for row in rows if len(row) >= 2 and row[1].strip()})
+            except csv.Error as error:
+                record = f"line {rows.line_num}"
+                raise DataError(f"is no table ({error})", path=path, record=record, remedy="write it again") from None
     return named

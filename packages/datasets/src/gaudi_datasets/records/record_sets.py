@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -254,10 +255,12 @@ def _find_shards(folder: Path, split: str) -> list[Path]:
         fault = f"has files {split}-* of several conversions ({', '.join(endings)})"
         raise DataError(fault, path=folder, remedy="leave those of one there")
     total = shards[0]["total"] if shards else "0"
-    missing = sorted(set(range(int(total))) - {int(match["number"]) for match in shards})
-    if missing:
-        named = ", ".join(f"{split}-{number:0{len(total)}d}{endings[0]}" for number in missing[:_NAMED_SHARDS])
-        more = f" and {len(missing) - _NAMED_SHARDS} more" if len(missing) > _NAMED_SHARDS else ""
+    there = {number for match in shards if (number := int(match["number"])) < int(total)}
+    missing = int(total) - len(there)
+    if missing:  # not listed: a name can tell of any number
+        first = itertools.islice((number for number in range(int(total)) if number not in there), _NAMED_SHARDS)
+        named = ", ".join(f"{split}-{number:0{len(total)}d}{endings[0]}" for number in first)
+        more = f" and {missing - _NAMED_SHARDS} more" if missing > _NAMED_SHARDS else ""
         raise MissingInputError(
             f"has {len(shards)} of {int(total)} files {split}-*; missing: {named}{more}",
             path=folder,

@@ -141,8 +141,8 @@ def check_hcl_config(source: str, cluster: Cluster) -> None:
         ) from error
     try:
         content = json.loads(text)
-        ranks = content["HCL_RANKS"] if "HCL_RANKS" in content else int(content["HCL_COUNT"])
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        ranks = list(content["HCL_RANKS"]) if "HCL_RANKS" in content else int(content["HCL_COUNT"])
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
         raise ConfigurationError(
             f"{source}: names neither HCL_COUNT nor HCL_RANKS ({error})", path=source, remedy="write it again"
         ) from error

@@ -19,6 +19,8 @@ import numpy as np
 from gaudi_models.errors import UnsafeWeightsError
 from gaudi_models.weights.contents import Array, RawWeights, hold_arrays
 
+_SPARE_BYTES = 2**26  # that calls may make beyond the size of the file
+
 
 class Rebuilt:
     """An object that a pickle makes in two steps: a call, and then a state."""
@@ -83,7 +85,7 @@ def read_pickle(file: BytesIO, names: Mapping[str, Any], persistent: Callable[[A
         UnsafeWeightsError: the pickle names, calls or makes anything else; nothing of it was called.
         ValueError: it is damaged.
     """
-    machine = _Machine({**BASIC_NAMES, **names}, persistent)
+    machine = _Machine({**BASIC_NAMES, **names}, persistent, file.getbuffer().nbytes + _SPARE_BYTES)
     try:
         for opcode, argument, position in pickletools.genops(file):
             if opcode.name == "STOP":
@@ -102,7 +104,10 @@ def read_pickle(file: BytesIO, names: Mapping[str, Any], persistent: Callable[[A
 class _Machine:
     """The stack, the stacks below it and the memo of a pickle that is being read."""
 
-    def __init__(self, names: Mapping[str, Any], persistent: Callable[[Any], Any] | None) -> None:
+    def __init__(
+        self, names: Mapping[str, Any], persistent: Callable[[Any], Any] | None, most: int = _SPARE_BYTES
+    ) -> None:
+        self._left = most
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
@@ -142,7 +147,12 @@ class _Machine:
         arguments, function = self.stack.pop(), self.stack.pop()
         if not isinstance(function, Function) or type(arguments) is not tuple:
             raise UnsafeWeightsError(f"the pickle calls a {type(function).__name__}, which is no function")
-        self.stack.append(function.call(*arguments))
+        made = function.call(*arguments)
+        if isinstance(made, bytes | Pairs):  # of what is remembered, a few bytes of the file make each
+            self._left -= len(made)
+            if self._left < 0:
+                raise ValueError("the pickle makes far more than it holds")
+        self.stack.append(made)
 
     def make(self) -> None:
         """Make an object of a class for which a function of ours stands."""

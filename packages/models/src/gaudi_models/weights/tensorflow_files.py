@@ -122,6 +122,7 @@ def read_hdf5(path: Path) -> RawWeights:
         raise ImportError(f"{path}: needs h5py; pip install 'gaudi-models[hdf5]'") from error
     tensors: dict[str, Array] = {}
     skipped: dict[str, str] = {}
+    left = path.stat().st_size
     try:
         with h5py.File(path, "r") as file:
             for place, dataset in _walk(file, h5py):
@@ -135,6 +136,9 @@ def read_hdf5(path: Path) -> RawWeights:
                     raise ValueError(f"it has two tensors {name}")
                 else:
                     tensors[name] = _read(dataset, name)
+                    left -= dataset.nbytes
+                    if left < 0:
+                        raise ValueError("its names share their tensors")
     except (OSError, RuntimeError, KeyError) as error:  # h5py raises these for damaged bytes
         raise ValueError(" ".join(str(error).split())) from None
     return RawWeights("HDF5", hold_arrays(tensors), skipped)

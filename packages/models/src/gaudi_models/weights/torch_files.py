@@ -28,6 +28,7 @@ ByteOrder = Literal["<", ">"]
 WRAPPERS = ("state_dict_ema", "state_dict", "model_state_dict", "model_ema", "model")
 PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.", "net.")
 
+_MOST_SHARING = 8  # times that names share a storage, each of which gets a copy; two do, of weights that are tied
 # Class of a storage to the NumPy type of its elements; bfloat16, which NumPy has not, is read as its bits.
 _STORAGES = {
     "FloatStorage": "f4",
@@ -203,11 +204,22 @@ def _collect(kind: str, state: Any, read_bytes: Callable[[str], bytes], order: B
         wrappers.append(f"{prefix}*")
     if wrappers:
         kind += f", unwrapped from {' '.join(wrappers)}"
+    seen: set[tuple[str, str]] = set()
+    stored = copied = 0  # bytes of storages, and of the tensors that were made of them
 
-    def read(tensor: _Tensor) -> Array:
-        return tensor.read(read_bytes(tensor.storage.key), order)
+    def read(name: str, tensor: _Tensor) -> Array:
+        data = read_bytes(tensor.storage.key)
+        values = tensor.read(data, order)
+        nonlocal stored, copied
+        key = tensor.storage.key
+        stored += 0 if ("storage", key) in seen else len(data)
+        copied += 0 if ("tensor", name) in seen else values.nbytes
+        seen.update((("storage", key), ("tensor", name)))
+        if copied > _MOST_SHARING * stored:
+            raise ValueError(f"its tensors share {stored} bytes")
+        return values
 
-    return RawWeights(kind, {name: functools.partial(read, tensor) for name, tensor in tensors.items()}, skipped)
+    return RawWeights(kind, {name: functools.partial(read, name, one) for name, one in tensors.items()}, skipped)
 
 
 def _find_state(state: Any) -> tuple[Any, list[str]]:
