@@ -113,6 +113,37 @@ def test_a_detector_trains_in_a_job(slurm: dict[str, str], tmp_path: Path) -> No
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000005"], log
 
 
+def test_a_job_that_is_cancelled_saves_its_last_step_once(
+    slurm: dict[str, str], tmp_path: Path, make_channel: Callable[[str], Any]
+) -> None:
+    """Every process of the job is signalled: the ranks, mpirun, gaudi-run and the script."""
+    environ = {**slurm, "PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), slurm.get("PYTHONPATH", ""))))}
+    (tmp_path / "pausing.py").write_text(PAUSE)
+    program = [sys.executable, SMALL_SSD, "--use_horovod", "--use_fake_data", "--no_evaluate", "--batch_size", "1"]
+    program += ["--dtype", "fp32", "--deterministic", "--steps", "6", "--model_dir", "run"]
+    program += ["--callbacks", "pausing:Pause"]
+    write = [sys.executable, "-m", "gaudi_distributed.launch", "--np", "2", "--backend", "openmpi"]
+    write += ["--slurm_script", "job.sh", "--sbatch=--output=job.log", *program]
+    told = make_channel("told")
+    subprocess.run(write, cwd=tmp_path, env=environ, check=True, timeout=SECONDS)
+    started = subprocess.Popen(["sbatch", "--wait", "job.sh"], cwd=tmp_path, env=environ, stdout=subprocess.PIPE)
+    try:
+        told.wait_for("rank 0 is at step 3", "rank 1 is at step 3", process=started)
+        (tmp_path / "preempted").touch()
+        job = started.stdout.readline().split()[-1].decode() if started.stdout else ""
+        subprocess.run(["scancel", job], env=environ, check=True, timeout=SECONDS)
+        status = started.wait(SECONDS)
+    finally:
+        started.kill()
+    log = (tmp_path / "job.log").read_text()
+    assert status != 0, log
+    folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
+    (step,) = folder.steps()
+    assert step in (3, 4), log
+    assert load_checkpoint(folder.path(step)).step == step
+    assert "Traceback" not in log
+
+
 def test_a_job_of_two_hosts_that_is_preempted_ends_like_an_undisturbed_one(
     two_hosts: tuple[TwoHosts, dict[str, str]], tmp_path: Path, make_channel: Callable[[str], Any]
 ) -> None:
