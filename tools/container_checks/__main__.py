@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise CheckError("builds root file systems; run it as root")
     if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
         raise CheckError(f"{', '.join(missing)} not found; apt-get install {' '.join(PROGRAMS[:4])} iproute2 catatonit")
+    os.environ.pop("TMPDIR", None)  # nox names a folder that is in no root file system
     folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     images = Images(folder)
