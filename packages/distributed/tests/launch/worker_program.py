@@ -28,7 +28,9 @@ def main() -> int:
     client, number = RendezvousClient(os.environ), 0
     with (folder / f"orders_{worker}").open() as orders, (folder / "told").open("w", buffering=1) as told:
         if "TF_TEST_PATIENT" in os.environ:
-            signal.signal(signal.SIGTERM, lambda *_: told.write(f"worker {worker} is asked\n"))
+            asked = f"worker {worker} is asked\n".encode()
+            # Not by `told`, which may be within a write of its own: that would be a reentrant call.
+            signal.signal(signal.SIGTERM, lambda *_: os.write(told.fileno(), asked))
         while (variables := client.next_assignment()) is not None:
             number += 1
             rank, size = variables["HOROVOD_RANK"], variables["HOROVOD_SIZE"]
