@@ -37,6 +37,7 @@ from gaudi_datasets.errors import (
 from gaudi_datasets.fetching.copies import MOST_COPIES, fetch_copy, fetch_folder, upload_copy
 from gaudi_datasets.fetching.stores import find_copy
 from gaudi_datasets.fetching.uploads import WritableStore
+from gaudi_ops.files import hold_lock
 
 URL = f"s3://{BUCKET}/place"
 
@@ -99,6 +100,19 @@ def test_copies_have_a_bound(bucket: Bucket) -> None:
         last = fetch_copy(f"{URL}/{number}")
     assert len([path for path in find_copy(URL, "files").parent.iterdir() if path.is_dir()]) == MOST_COPIES
     assert last.exists()
+
+
+def test_a_copy_that_another_process_fetches_stays(bucket: Bucket) -> None:
+    for number in range(MOST_COPIES + 2):
+        bucket.put(f"place/{number}", b"text")
+    first = fetch_copy(f"{URL}/0")
+    lock = find_copy(f"{URL}/0", "files")
+    with hold_lock(lock.with_name(f"{lock.name}.lock")):
+        for number in range(1, MOST_COPIES + 2):
+            fetch_copy(f"{URL}/{number}")
+        assert first.read_bytes() == b"text"
+    fetch_copy(f"{URL}/1")
+    assert not first.exists()
 
 
 def test_annotations(bucket: Bucket, scenes: Path) -> None:

@@ -580,11 +580,8 @@ def _allow_signals(disturbance: Disturbance, saves: bool) -> set[int]:
 def is_starved(ended: Ended, signals: Collection[int]) -> bool:
     """Tell whether a library ended a program: C's, where a thread's own variables find no memory, or MXNet's.
 
-    MXNet answers a signal that may end the program by a message and a status. TensorFlow's kernels have more words for
-    a lack of memory than programs know.
+    MXNet answers a signal that may end the program by a message and a status.
     """
-    if ended.status == 70 and signal.SIGABRT in signals:
-        return "error: AbortedError: " in ended.err
     if ended.status == 255 and signal.SIGSEGV in signals:
         return "Segmentation fault: 11" in ended.err
     return ended.status == 127 and "cannot allocate memory for thread-local data" in ended.err

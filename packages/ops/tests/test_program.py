@@ -158,7 +158,9 @@ run_program(lambda: {call}, prog="train")
         assert "not foreseen" not in done.stderr
 
 
-@pytest.mark.parametrize(("code", "did", "status"), [(1, "create", 74), (5, "execute", 74), (2, "create", 70)])
+@pytest.mark.parametrize(
+    ("code", "did", "status"), [(1, "create", 74), (5, "create", 74), (5, "execute", 74), (2, "create", 70)]
+)
 def test_a_kernel_without_memory_is_told_from_one_that_is_wrong(code: int, did: str, status: int) -> None:
     kind = type("AbortedError", (Exception,), {"__module__": "tensorflow.python.framework.errors_impl"})
     told = f"Status: {code}, message: could not {did} a primitive, in file mkl_conv_ops.cc:630"

@@ -393,8 +393,8 @@ def hold_lock(path: Path, *, waiting: Callable[[], None] | None = None) -> Itera
 
     Args:
         path: of the lock's file.
-        waiting: called once before waiting for another process that holds the lock; it may raise. Without it, a line
-            on standard error tells of a wait of ten seconds.
+        waiting: called once before waiting for another process that holds the lock; it may raise. A line on standard
+            error tells of a wait of ten seconds.
     """
     seconds, waited = 0.01, 0.0
     while True:

@@ -29,7 +29,7 @@ EX_CONFIG = 78
 MAX_ERROR = 400  # characters of an error as it is printed
 _CV_NO_MEMORY = -4  # the code of such a cv2.error
 # Of a kernel of oneDNN in TensorFlow: no memory (1), or none for what it needs while it computes (5).
-_KERNEL_NO_MEMORY = re.compile(r"Status: (1, message: |5, message: could not execute a primitive)")
+_KERNEL_NO_MEMORY = re.compile(r"Status: (1, message: |5, message: could not (create|execute) a primitive)")
 NO_THREAD = "can't start new thread"  # whose stack finds no place, says Python
 
 _status: TextIO | None = None  # where a line stands on a terminal that the next one replaces

@@ -30,7 +30,7 @@ from gaudi_apps.training.trainer import Callback, Score
 from gaudi_datasets.errors import import_extra
 from gaudi_datasets.output_files import write_json
 from gaudi_datasets.program import count_things
-from gaudi_ops.files import open_regular_file, read_text, sync_file, write_file
+from gaudi_ops.files import open_regular_file, publish_file, read_text, sync_file, write_file
 
 Ending: TypeAlias = Literal["FINISHED", "KILLED", "FAILED"]  # as MLflow names them; a run that was stopped is killed
 METRICS = "metrics.csv"
@@ -283,7 +283,7 @@ class CsvLogger(RunLogger):
         except (csv.Error, KeyError, TypeError, ValueError):  # as other programs save it
             names = (self.folder / f"metrics.{number}.csv" for number in itertools.count(1))
             kept = next(path for path in names if not os.path.lexists(path))
-            self._path.rename(kept)
+            publish_file(self._path, kept)
             warn(f"{self._path}: is no table of this program any more; it is kept as {kept.name}, and a new one begins")
             self._rows = {}
         self._save()

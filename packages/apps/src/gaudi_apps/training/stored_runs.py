@@ -31,7 +31,7 @@ from gaudi_apps.training.checkpoint import (
 from gaudi_apps.training.run_dir import LOCK
 from gaudi_datasets.errors import DataError, GaudiError, MissingInputError, UnsafeError
 from gaudi_datasets.fetching.copies import LAST_NAMES
-from gaudi_datasets.fetching.stores import find_copy, is_url, require_plain_url
+from gaudi_datasets.fetching.stores import find_copy, is_url, list_copies, require_plain_url
 from gaudi_datasets.fetching.uploads import WritableStore
 from gaudi_datasets.output_files import write_json
 from gaudi_ops.files import hold_lock, read_file, read_text, write_file
@@ -396,8 +396,7 @@ class StoredRun:
 
     def _make_room(self) -> None:
         """Remove copies of other runs that are whole in their stores and not in use, but for the newest."""
-        states = sorted(self._state_path.parent.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-        for path in states[LOCAL_RUNS:]:
+        for path in list_copies(self._state_path.parent)[LOCAL_RUNS:]:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 state = json.loads(read_file(path))
                 other = StoredRun(str(state["url"]), path.with_suffix(""))

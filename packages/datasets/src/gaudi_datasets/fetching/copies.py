@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gaudi_datasets.errors import DataError, GaudiError, MissingInputError, TransferError, UnsafeError
-from gaudi_datasets.fetching.stores import find_copy, is_url
+from gaudi_datasets.fetching.stores import find_copy, is_url, list_copies
 from gaudi_datasets.fetching.uploads import WHOLE_BYTES, StoredFile, WritableStore
 from gaudi_datasets.output_files import write_json
 from gaudi_ops.files import hash_file, hold_lock, read_file, read_text, write_file
@@ -44,7 +44,7 @@ def fetch_copy(
         return Path(place)
     url = place.rstrip("/")
     cache = find_copy(url, "files")
-    with hold_lock(cache.with_name(f"{cache.name}.lock")):
+    with hold_lock(_find_lock(cache)):
         store, files = _find_files(url)
         state_path = cache.with_name(f"{cache.name}.json")
         if select is not None:
@@ -102,12 +102,21 @@ def _read_state(path: Path, url: str) -> dict[str, Any]:
 
 
 def _make_room(folder: Path, own: Path) -> None:
-    """Remove the copies whose use is longest ago."""
-    states = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in states[MOST_COPIES:]:
-        if path.with_suffix("") != own:
-            path.unlink(missing_ok=True)
-            shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+    """Remove the copies whose use is longest ago, but for those that another process fetches."""
+    for path in list_copies(folder)[MOST_COPIES:]:
+        cache = path.with_suffix("")
+        if cache != own:
+            with contextlib.suppress(BlockingIOError), hold_lock(_find_lock(cache), waiting=_refuse):
+                path.unlink(missing_ok=True)
+                shutil.rmtree(cache, ignore_errors=True)
+
+
+def _find_lock(cache: Path) -> Path:
+    return cache.with_name(f"{cache.name}.lock")
+
+
+def _refuse() -> None:
+    raise BlockingIOError
 
 
 def upload_copy(url: str) -> None:

@@ -71,6 +71,15 @@ def find_copy(place: str | Path, kind: str = "runs") -> Path:
     return find_cache(kind) / hashlib.sha256(str(place).rstrip("/").encode()).hexdigest()[:24]
 
 
+def list_copies(folder: Path) -> list[Path]:
+    """List the JSON files of copies in a folder, the one that was written last first."""
+    found = []
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(FileNotFoundError):  # another process removes copies, too
+            found.append((path.stat().st_mtime_ns, path))
+    return [path for _, path in sorted(found, reverse=True)]
+
+
 def cut_pieces(name: str, size: int) -> list[Piece]:
     """Cut a file into pieces to ask for; an empty one has none."""
     return [(name, start, min(start + _PIECE, size)) for start in range(0, size, _PIECE)]
