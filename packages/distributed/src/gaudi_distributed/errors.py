@@ -328,6 +328,11 @@ class RankLogs:
         self._logs.get(rank, self._logs[None]).write(line, kind)
         return line
 
+    def close_one(self, rank: int) -> None:
+        """End the last line of a rank that has ended, and close its file."""
+        self._logs.pop(rank).end()
+        self._files.pop(rank).close()
+
     def close(self) -> None:
         """End the last lines, and close the files."""
         for rank, file in self._files.items():

@@ -168,6 +168,17 @@ def test_devices_are_counted(tmp_path: Path) -> None:
     assert count_devices("gpu", root=tmp_path, environ={"CUDA_VISIBLE_DEVICES": "0,2"}) == 2
 
 
+def test_an_accelerator_of_another_vendor_is_no_gaudi(tmp_path: Path) -> None:
+    for name in GAUDI:
+        (tmp_path / name).mkdir(parents=True)
+    vendor = tmp_path / GAUDI[0] / "device" / "vendor"
+    vendor.parent.mkdir()
+    for text, count, device in (("0x1da3\n", 1, "hpu"), ("0x8086\n", 0, "cpu")):
+        vendor.write_text(text)
+        assert count_devices("hpu", root=tmp_path, environ={}) == count
+        assert choose_device("auto", root=tmp_path, environ={}) == device
+
+
 def test_choosing_imports_neither_tensorflow_nor_a_vendor_module() -> None:
     code = (
         "import sys, gaudi_distributed as d; d.choose_precision('bf16', d.choose_device('auto'));"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,12 @@ MakeMachine = Callable[..., Machine]
 def test_versions_are_read_without_importing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pytest", None)  # importing it would raise ImportError from here on
     assert read_versions("pytest", "no-such-distribution") == {"pytest": metadata.version("pytest")}
+
+
+def test_what_an_interrupted_pip_left_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "no_version-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert read_versions("no-version") == {}
 
 
 def test_python() -> None:

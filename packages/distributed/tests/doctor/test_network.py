@@ -38,7 +38,7 @@ TWO = Request(cluster=Cluster((Host("a"), Host("b"))), local_hosts=frozenset({"a
     [
         (ETH0, ("eth0 up", "10.0.0.1", "25 Gb/s", "MTU 9000")),
         (ETH1, ("eth1 down",)),
-        (replace(LO, address=None), ("lo up", "without IPv4 address", "of unknown speed", "MTU 65536")),
+        (replace(LO, address=None), ("lo up", "without an address", "of unknown speed", "MTU 65536")),
     ],
 )
 def test_an_interface_in_words(interface: Interface, parts: tuple[str, ...]) -> None:
@@ -59,7 +59,7 @@ def test_the_loopback_of_this_machine() -> None:
         (None, "10.0.0.1", "ok", "eth0 up, 10.0.0.1"),
         (None, "10.1.0.1", "warning", "eno1 up, 10.1.0.1, 1 Gb/s"),
         ("eth1", None, "fault", "eth1 down"),
-        ("ib0", None, "fault", "without IPv4 address"),
+        ("ib0", None, "fault", "without an address"),
         ("lo", None, "fault", "lo up"),
         ("eth7", None, "fault", "--interface eth7: none"),
         ("10.9.0.0/24", None, "fault", "--interface 10.9.0.0/24: none of these"),
@@ -120,3 +120,11 @@ def test_sockets(device: DeviceKind, environ: dict[str, str], level: str, words:
 def test_a_run_on_one_host_works_without() -> None:
     finding = check_sockets(ALL, Machine(environ={"NCCL_SOCKET_IFNAME": "x"}), ONE, "gpu")
     assert finding.level == "warning"
+
+
+def test_the_way_may_be_by_ipv6() -> None:
+    both = replace(BARE, others=("fe80::1", "fd00::2"))
+    finding = check_interfaces([LO, both], TWO, "fd00::2")
+    assert (finding.level, finding.measured["chosen"]) == ("ok", "ib0")
+    assert check_interfaces([LO, both], TWO, "fd00::3").level == "fault"
+    assert check_interfaces([LO, both], replace(TWO, interface="ib0"), None).level == "fault"

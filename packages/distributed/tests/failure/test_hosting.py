@@ -9,7 +9,8 @@ import pytest
 
 from gaudi_distributed.cluster.rank_info import RankInfo
 from gaudi_distributed.comm.communicator import SingleProcess
-from gaudi_distributed.failure import start_coordinator
+from gaudi_distributed.errors import ConfigurationError
+from gaudi_distributed.failure import rank_client, start_coordinator
 
 START = Callable[..., Any]
 # On a busy machine processes may be silent for a while: only what silence ends has a short bound for it.
@@ -72,3 +73,28 @@ def test_the_rank_that_hosts_stays_to_the_end(start_ranks: START) -> None:
 
 def test_alone_there_is_nothing_to_watch() -> None:
     assert start_coordinator(SingleProcess(), RankInfo(), {}, print) is None
+
+
+class Turns(SingleProcess):
+    """What rank 0 hears of four ranks on two hosts that are numbered in turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 4
+
+    def gather(self, content: bytes) -> list[bytes]:
+        return [b"a", b"b", b"a", b"b"] if content == b"a" else [content] * 4
+
+
+def test_the_address_is_that_towards_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def find(host: str) -> str:
+        asked.append(host)
+        raise OSError("no route")
+
+    monkeypatch.setattr(rank_client, "address_towards", find)
+    with pytest.raises(ConfigurationError) as caught:
+        start_coordinator(Turns(), RankInfo(size=4, local_size=2, host="a"), {}, print)
+    assert asked == ["b"]
+    assert caught.value.exit_status == 78

@@ -10,12 +10,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gaudi_distributed.launch.elastic import HostList
+from gaudi_distributed.launch.flags import parse_flags
+from gaudi_distributed.launch.planning import plan_launch
+from gaudi_distributed.launch.processes import plan_worker
 
 PROGRAM = Path(__file__).with_name("worker_program.py")
 # Ends a test that would never end.
@@ -262,3 +266,25 @@ def test_flags_that_contradict(run: Run, flags: tuple[str, ...]) -> None:
     status, _, last = run.end()
     assert status == 64
     assert last.startswith("gaudi-run: error: --")
+
+
+def test_a_program_that_ends_without_a_rank_is_not_started_again(tmp_path: Path) -> None:
+    script, logs = tmp_path / "hosts.sh", tmp_path / "logs"
+    script.write_text("#!/bin/sh\necho localhost:1\n")
+    script.chmod(0o755)
+    launcher = [sys.executable, "-m", "gaudi_distributed.launch", "--max_np", "1", "--log_dir", str(logs)]
+    command = [*launcher, "--host_discovery_script", str(script), "true"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, "worker 1 on localhost" in line) == (78, True)
+    assert {path.name for path in logs.glob("*.log")} == {"launcher.log", "rank_1.log"}
+
+
+def test_workers_of_other_hosts_meet_by_the_way_that_is_asked_for() -> None:
+    options = parse_flags(["--hosts", "localhost:1", "--backend", "gloo", "sh"])
+    plan = plan_launch(options, os.environ).plan
+    remote = replace(plan, local_hosts=frozenset[str]())
+    names = [None, "eth0"]
+    here = [plan_worker(replace(plan, interface=name), "localhost", 1, is_here=True) for name in names]
+    there = [plan_worker(replace(remote, interface=name), "localhost", 1, is_here=False) for name in names]
+    assert [each.environment.get("HOROVOD_GLOO_IFACE") for each in (*here, *there)] == ["lo", "eth0", None, "eth0"]

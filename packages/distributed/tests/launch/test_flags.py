@@ -56,6 +56,8 @@ def test_wrong_flags(arguments: list[str], words: str) -> None:
 def test_flags_can_be_taken_away() -> None:
     words = ("--np", "2", "--dry_run", "--image", "--np", "--mount=/a:/b", "--tag_output", "--mount", "/c:/d")
     assert without_flags(words, ("--image", "--dry_run", "--mount")) == ("--np", "2", "--tag_output")
+    joined = ("-xNAME", "--image", "a", "-HA:2", "--dry_run", "-x", "--image")
+    assert without_flags(joined, ("--image", "--dry_run")) == ("-xNAME", "-HA:2", "-x", "--image")
 
 
 def test_help_is_quick_and_loads_nothing_heavy() -> None:

@@ -86,6 +86,10 @@ def test_what_the_system_has(tmp_path: Path) -> None:
     assert find_cmake(BOTH, environ) == str(tmp_path / "cmake")
     (tmp_path / "mpicxx").unlink()
     assert find_cmake(replace(BOTH, mpi=False), environ) == str(tmp_path / "cmake")
+    assert find_cmake(replace(BOTH, mpi=False), {**environ, "CXX": "g++ -m64"}) == str(tmp_path / "cmake")
+    with pytest.raises(ConfigurationError) as caught:
+        find_cmake(replace(BOTH, mpi=False), {**environ, "CXX": "'g++"})
+    assert caught.value.field == "CXX"
 
 
 @pytest.mark.parametrize("answer", ["echo cmake version 4.0.2", "echo cmake version 3.12.4", "exit 1", "echo none"])

@@ -235,6 +235,14 @@ def test_arguments_are_text_whatever_they_look_like(plan: Plan) -> None:
     assert [word for word in words if re.search(r"(?<!\$)(\$\$)*\$\(", word)] == []
 
 
+def test_the_launcher_has_the_variables_that_it_passes_on(plan: Plan) -> None:
+    job: dict[str, Any] = json.loads(plan([*MPIJOB, "--np", "2", "--forward", "NAME", "x"], {"NAME": "$(HOME) a"}))
+    validate(job)
+    launcher = container_of(job, "Launcher")
+    assert launcher["env"] == [{"name": "NAME", "value": "$$(HOME) a"}]
+    assert parse_flags(launcher["command"][1:]).forward == ("NAME",)
+
+
 def test_the_command_is_one_that_gaudi_run_takes(plan: Plan) -> None:
     flags = ["--np", "2", "--mount", "a:/b", "--job_memory", "8Gi", "--job_ssh", "/root/.ssh", "--tag_output"]
     options = parse_flags(container_of(make_job(plan, *flags), "Launcher")["command"][1:])

@@ -64,7 +64,10 @@ def end(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
     return process.returncode, [line for line in error.splitlines() if line.startswith("gaudi-run: error: ")]
 
 
-@pytest.mark.parametrize("flags", [("--backend", "gloo"), ("--backend", "multi_worker", "--tag_output")])
+@pytest.mark.parametrize(
+    "flags",
+    [("--backend", "gloo"), ("--backend", "multi_worker", "--tag_output"), ("--backend", "gloo", "--log_dir", "{}")],
+)
 def test_as_many_files_are_needed_as_are_open(
     start: START,
     tmp_path: Path,
@@ -74,8 +77,10 @@ def test_as_many_files_are_needed_as_are_open(
 ) -> None:
     """The bound is kept for other files, and the launcher starts with a limit of exactly that."""
     ranks, told, gate = 4, make_channel("told"), make_gate("gate")
-    is_gloo, is_piped = "gloo" in flags, "--tag_output" in flags
-    needed = count_files(ranks * (1 + is_gloo), ranks, is_piped=is_piped)
+    logs = (ranks + 1) * ("--log_dir" in flags)
+    is_gloo, is_piped = "gloo" in flags, "--tag_output" in flags or logs > 0
+    needed = count_files(ranks * (1 + is_gloo), ranks, logs=logs, is_piped="--tag_output" in flags)
+    flags = tuple(flag.format(tmp_path / "logs") for flag in flags)
     program = (sys.executable, str(PROGRAM), str(tmp_path), *("join,gate=gate,leave",) * ranks)
     process = start("--np", str(ranks), "--cores_per_rank", "0", *flags, *program, files=needed)
     told.wait_for(*(f"rank {rank}: join" for rank in range(ranks)), process=process)
@@ -83,7 +88,7 @@ def test_as_many_files_are_needed_as_are_open(
     gate.open()
     assert end(process) == (0, [])
     guards = ranks * (3 if is_piped else 1)
-    assert guards + ranks <= opened <= needed
+    assert guards + ranks + logs <= opened <= needed
     status, errors = end(start("--np", str(ranks), *flags, *program, files=needed - 1))
     assert status == CONFIGURATION
     assert f"ulimit -n {needed}" in errors[0]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gaudi_distributed.launch import guard
 from gaudi_distributed.launch.guard import list_children
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
@@ -249,3 +250,28 @@ def test_children_that_a_launcher_began_with_are_not_its_own_to_end() -> None:
     code += "end_children(own); print(list_children() == own); end_children()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=SECONDS)
     assert done.stdout.split() == ["3", "True"]
+
+
+def test_children_of_another_user_are_left_and_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError(pid, number)
+
+    monkeypatch.setattr(guard, "list_children", lambda: [4711])
+    monkeypatch.setattr(os, "kill", refuse)
+    guard.end_children()
+    assert "4711" in capfd.readouterr().err
+
+
+def test_what_a_start_up_file_writes_without_an_end_of_line(tmp_path: Path) -> None:
+    """It stands before the first frame of the guard, which is one all the same."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\nprintf 'welcome '\nfor last; do :; done\nexec sh -c \"$last\"\n")
+    ssh.chmod(0o755)
+    launcher = [sys.executable, "-m", "gaudi_distributed.launch", "--remote_python", sys.executable]
+    flags = ["--hosts", "192.0.2.77:1", "--interface", "lo", "--backend", "gloo"]
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = [*launcher, *flags, "echo", "done"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=SECONDS)
+    assert (done.returncode, done.stdout) == (0, "welcome \ndone\n"), done.stderr

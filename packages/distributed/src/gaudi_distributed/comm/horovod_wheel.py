@@ -243,7 +243,7 @@ def find_cmake(build: Build, environ: Mapping[str, str]) -> str | None:
         MissingProgramError: there is no C++ compiler, no make, or no Open MPI with headers.
     """
     path = environ.get("PATH", os.defpath)
-    compiler = environ.get("CXX") or "g++"
+    compiler = _split_compiler(environ.get("CXX") or "g++")[0]
     if shutil.which(compiler, path=path) is None:
         raise MissingProgramError(
             f"{compiler}: there is no C++ compiler of this name, and Horovod is compiled with it",
@@ -328,9 +328,16 @@ def write_compiler(path: Path, compiler: str) -> Path:
     Horovod asks for it by the last of its own flags; it takes a third of the time of the build, and most of the wheel.
     The compiler is a command, as in CXX: it may have arguments, and quotes around a path with spaces.
     """
-    path.write_text(f'#!/bin/sh\nexec {shlex.join(shlex.split(compiler))} "$@" -g0\n', encoding="utf-8")
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(_split_compiler(compiler))} "$@" -g0\n', encoding="utf-8")
     path.chmod(0o755)
     return path
+
+
+def _split_compiler(compiler: str) -> list[str]:
+    try:
+        return shlex.split(compiler) or [""]
+    except ValueError as error:
+        raise ConfigurationError(f"CXX {compiler!r}: {error}", field="CXX", remedy="correct its quotes") from error
 
 
 def install_wheel(build: Build, wheel: Path, environ: Mapping[str, str], constraints: Sequence[str] = ()) -> None:

@@ -24,6 +24,9 @@ DeviceChoice = Literal["auto", "cpu", "gpu", "hpu"]
 DEVICE_CHOICES: tuple[DeviceChoice, ...] = get_args(DeviceChoice)
 """The values of `DeviceChoice`, for flags."""
 
+HABANA_VENDOR = "0x1da3"
+"""Gaudi's vendor on the PCI bus."""
+
 _SYNAPSE = "libSynapse.so"
 _LIBRARY_DIRS = ("usr/lib/habanalabs", "usr/local/lib", "usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib", "lib")
 _GPU_NODES = ("proc/driver/nvidia/gpus", "dev/nvidia0", "dev/kfd")
@@ -66,10 +69,23 @@ def count_devices(kind: DeviceKind, *, root: Path = Path("/"), environ: Mapping[
     if kind == "cpu":
         return 1
     if kind == "hpu":
-        return len(list((root / "sys/class/accel").glob("accel[0-9]*")))
+        return len(list_gaudis(root))
     nodes = [node for node in (root / "dev").glob("nvidia[0-9]*") if node.name[6:].isdigit()]
     shown = environ.get("CUDA_VISIBLE_DEVICES")
     return max(1, len(nodes)) if shown is None else len(shown.split(","))
+
+
+def list_gaudis(root: Path) -> list[Path]:
+    """List the devices of Gaudi's driver by their folders below /sys; other vendors' drivers list theirs there, too."""
+    folders = sorted((root / "sys/class/accel").glob("accel[0-9]*"))
+    return [folder for folder in folders if _read(folder / "device/vendor") in ("", HABANA_VENDOR)]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def open_device(kind: DeviceKind, *, or_cpu: bool = False, local_rank: int = 0) -> DeviceKind:
@@ -116,9 +132,10 @@ def open_device(kind: DeviceKind, *, or_cpu: bool = False, local_rank: int = 0) 
 def find_hpu_error(root: Path, environ: Mapping[str, str]) -> DeviceError | None:
     """Return why there is no usable Gaudi below `root`; None if there is one."""
     node = root / "sys/class/accel/accel0"
-    if not node.exists():
+    if not list_gaudis(root):
+        why = "does not exist" if not node.exists() else "is another vendor's"
         return DeviceError(
-            f"device hpu: {node} does not exist, so no Gaudi driver is loaded",
+            f"device hpu: {node} {why}, so no Gaudi driver is loaded",
             flag="--device",
             path=node,
             remedy="load it, or choose --device cpu",

@@ -8,13 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gaudi_distributed.devices.machine import Machine
-from gaudi_distributed.devices.selection import DeviceChoice, DeviceKind, choose_device, find_gpu_error, find_hpu_error
+from gaudi_distributed.devices.selection import (
+    HABANA_VENDOR,
+    DeviceChoice,
+    DeviceKind,
+    choose_device,
+    find_gpu_error,
+    find_hpu_error,
+    list_gaudis,
+)
 from gaudi_distributed.doctor.findings import Finding, fault, ok, run_program, warning_or_fault
 from gaudi_distributed.errors import DeviceError
 
 # The last release of the vendor's package for TensorFlow, and what it is made for.
 HABANA_TENSORFLOW, ITS_TENSORFLOW = "1.14.0", "2.15.0"
-_HABANA_VENDOR, _NVIDIA_VENDOR = "0x1da3", "0x10de"
+_NVIDIA_VENDOR = "0x10de"
 _SECONDS = 30.0
 
 
@@ -41,14 +49,15 @@ def gather_gaudi(machine: Machine) -> Gaudi:
     """Return the data; imports nothing of the vendor's."""
     loaded = machine.path("/sys/module/habanalabs").is_dir()
     devices = {}
-    for folder, pattern in (("/sys/class/accel", "accel[0-9]*"), ("/sys/class/habanalabs", "hl[0-9]*")):
-        for name in machine.names(folder, pattern):
-            place = f"{folder}/{name}"
-            devices[name] = machine.read(f"{place}/device/status") or machine.read(f"{place}/status") or ""
+    places = [f"/sys/class/accel/{folder.name}" for folder in list_gaudis(machine.root)]
+    places += [f"/sys/class/habanalabs/{name}" for name in machine.names("/sys/class/habanalabs", "hl[0-9]*")]
+    for place in places:
+        name = place.rpartition("/")[2]
+        devices[name] = machine.read(f"{place}/device/status") or machine.read(f"{place}/status") or ""
     text = machine.read("/var/lib/dpkg/status") or ""
     package = re.search(r"^Package: habanalabs-graph\n(?:.+\n)*?Version: (\S+)", text, re.MULTILINE)
     return Gaudi(
-        cards=_count_cards(machine, _HABANA_VENDOR, ""),
+        cards=_count_cards(machine, HABANA_VENDOR, ""),
         driver=machine.read("/sys/module/habanalabs/version") or "" if loaded else None,
         devices=devices,
         synapse="libSynapse.so" not in str(find_hpu_error(machine.root, machine.environ) or ""),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import shutil
+import socket
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,7 @@ class Interface:
         address: its IPv4 address, None without one.
         speed_mbps: megabits a second, None if its driver does not tell.
         mtu: bytes of its largest packet, None if that is not told.
+        others: its IPv6 addresses.
     """
 
     name: str
@@ -46,19 +48,22 @@ class Interface:
     address: str | None
     speed_mbps: int | None
     mtu: int | None
+    others: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """Return the interface in words."""
         if not self.is_up:
             return f"{self.name} down"
         speed = "of unknown speed" if self.speed_mbps is None else f"{self.speed_mbps / 1000:g} Gb/s"
-        return f"{self.name} up, {self.address or 'without IPv4 address'}, {speed}, MTU {self.mtu}"
+        address = self.address or ", ".join(self.others) or "without an address"
+        return f"{self.name} up, {address}, {speed}, MTU {self.mtu}"
 
 
 def gather_interfaces() -> list[Interface]:
     """Return all network interfaces of this machine, sorted by name."""
     import psutil
 
+    addresses = psutil.net_if_addrs()
     return [
         Interface(
             name=name,
@@ -67,6 +72,9 @@ def gather_interfaces() -> list[Interface]:
             address=find_address(name) if each.isup else None,
             speed_mbps=each.speed or None,
             mtu=each.mtu or None,
+            others=tuple(
+                one.address.partition("%")[0] for one in addresses.get(name, []) if one.family == socket.AF_INET6
+            ),
         )
         for name, each in sorted(psutil.net_if_stats().items())
     ]
@@ -86,7 +94,8 @@ def check_interfaces(interfaces: Sequence[Interface], request: Request, route: s
         text = f"{by}: none of these interfaces: {shown or 'none'}"
         return fault("network", text, "correct --interface and the hosts' names, or enable the interface", **measured)
     text = f"{chosen.describe()}, by {by}"
-    if not chosen.is_up or chosen.address is None or chosen.is_loopback:
+    has_address = chosen.address is not None or route in chosen.others
+    if not chosen.is_up or not has_address or chosen.is_loopback:
         remedy = "choose an --interface that is up and leads to the other hosts"
         return fault("network", text, remedy, **measured)
     if chosen.speed_mbps is not None and chosen.speed_mbps < _SLOW_MBPS:
@@ -150,7 +159,8 @@ def _choose(interfaces: Sequence[Interface], asked: str | None, route: str | Non
         return f"--interface {asked}", next(inside, None)
     if route is None:
         return "no route to the other hosts", None
-    return "the way to the other hosts", next((each for each in interfaces if each.address == route), None)
+    found = (each for each in interfaces if route in (each.address, *each.others))
+    return "the way to the other hosts", next(found, None)
 
 
 _SECONDS = 40.0  # ssh itself gives up after 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import platform
 import re
@@ -75,14 +76,12 @@ _FIRST_PYTHON, _LAST_PYTHON = (3, 10), (3, 13)
 
 
 def read_versions(*names: str) -> dict[str, str]:
-    """Return the versions of those distributions that are installed, by name."""
-    found = {}
+    """Return the versions of distributions that are installed, by name; one that an interrupted pip left has none."""
+    found: dict[str, str | None] = {}
     for name in names:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    return {name: version for name, version in found.items() if version}
 
 
 def check_python(version: tuple[int, int]) -> Finding:

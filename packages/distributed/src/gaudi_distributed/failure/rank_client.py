@@ -297,12 +297,14 @@ def start_coordinator(
         return None
     timeouts = read_timeouts(environ, communicator.size)
     hosts = [content.decode() for content in communicator.gather(rank_info.host.encode())]
+    # Not the first rank after those of this host: mpirun --map-by node numbers ranks in turns.
+    other = next((rank for rank, host in enumerate(hosts) if host != hosts[0]), 1)
     coordinator: Coordinator | None = None
     said = {"fault": "", "host": "", "port": 0, "token": ""}
     if rank_info.rank == 0:
         try:
             is_local = rank_info.local_size == rank_info.size
-            address = LOOPBACK if is_local else address_towards(hosts[rank_info.local_size])
+            address = LOOPBACK if is_local else address_towards(hosts[other])
             coordinator = Coordinator(
                 rank_info.size, address=address, timeouts=timeouts, on_cause=lambda cause: announce(cause.describe())
             )
@@ -312,9 +314,8 @@ def start_coordinator(
     said = json.loads(communicator.gather(json.dumps(said).encode())[0])
     if said["fault"]:
         raise ConfigurationError(
-            f"rank 0 on {hosts[0]}: has no address at which {hosts[-1]} could reach it ({said['fault']})",
+            f"rank 0 on {hosts[0]}: has no address at which {hosts[other]} could reach it ({said['fault']})",
             remedy="make the name known to both, or start the run through gaudi-run",
         )
-    other = next((rank for rank, host in enumerate(hosts) if host != hosts[0]), 1)
     info = CoordinatorInfo(said["host"], said["port"], rank=0, name=hosts[0], reporter=1, timeout_reporter=other)
     return RankClient(rank_info, info, said["token"], announce, coordinator)

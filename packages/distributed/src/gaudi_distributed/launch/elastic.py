@@ -135,7 +135,8 @@ def start_elastic(options: Options, environ: Mapping[str, str]) -> None:
         say(*planned.describe().splitlines())
         return
     # Each worker may be alone on its host, and has two connections at a time to what it meets at.
-    allow_files(count_files(2 * options.max_np, 0, options.max_np, is_piped=options.tag_output))
+    logs = 0 if options.log_dir is None else options.max_np + 1
+    allow_files(count_files(2 * options.max_np, 0, options.max_np, logs=logs, is_piped=options.tag_output))
     # Hosts that come later reach this machine by the interface, also where there is none of them yet.
     interface = planned.plan.interface
     address = (None if interface is None else find_address(interface)) or planned.address
@@ -199,7 +200,7 @@ class ElasticRun:
         seconds, cut_at, idle_since = math.inf, math.inf, time.monotonic()
         while True:
             now = time.monotonic()
-            self._reap()
+            self._reap(is_ending=bool(asked))
             if self._has_succeeded and not self._rendezvous.members:
                 break
             if asked and seconds > (hurried := 0.0 if is_asked_to_hurry(asked) else self._plan.grace):
@@ -243,7 +244,7 @@ class ElasticRun:
             )
         return RunEndedError(f"too few hosts for {_WAIT_SECONDS:g} s; {CONTINUE}", LOST)
 
-    def _reap(self) -> None:
+    def _reap(self, *, is_ending: bool) -> None:
         """Remove workers that have ended; raise RunEndedError if the others would fail in the same way."""
         for worker, running in list(self._running.items()):
             status = running.status
@@ -252,9 +253,16 @@ class ElasticRun:
             was_member = worker in self._rendezvous.members
             host = self._rendezvous.host_of(worker)
             self._rendezvous.remove(worker)
-            self._awaited.pop(worker, None)
+            has_asked = self._awaited.pop(worker, None) is None
             running.finish()
             del self._running[worker]
+            if self._logs is not None:
+                self._logs.close_one(worker)
+            if status == 0 and not (has_asked or self._has_succeeded or is_ending):
+                raise ConfigurationError(
+                    f"{running.process.name}: ended with 0 and has not asked for a rank",
+                    remedy="name a program whose ranks may come and go, or leave out --max_np",
+                )
             if status == 0:
                 self._has_succeeded |= was_member
                 continue

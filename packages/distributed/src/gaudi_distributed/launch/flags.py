@@ -140,7 +140,7 @@ def parse_subcommand(parser: Parser, arguments: Sequence[str]) -> argparse.Names
 
 def split_command(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """Return the flags, hyphens in their names made underscores, and all from the first word on that is none."""
-    with_value = {name for action in parser._actions if action.nargs is None for name in action.option_strings}
+    with_value = _list_valued(parser)
     words = list(arguments)
     place = 0
     while place < len(words) and words[place].startswith("-") and words[place] != "--":
@@ -157,7 +157,7 @@ def split_command(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> 
 
 def without_flags(words: Sequence[str], dropped: Sequence[str]) -> tuple[str, ...]:
     """Return the flags (as in `Options.words`) without some, and without their values."""
-    switches = {name for action in make_parser()._actions if action.nargs == 0 for name in action.option_strings}
+    with_value = _list_valued(make_parser())
     kept: list[str] = []
     is_value = is_dropped = False
     for word in words:
@@ -166,8 +166,13 @@ def without_flags(words: Sequence[str], dropped: Sequence[str]) -> tuple[str, ..
             is_dropped = name in dropped
         if not is_dropped:
             kept.append(word)
-        is_value = not is_value and not equals and name not in switches
+        is_value = not is_value and not equals and name in with_value
     return tuple(kept)
+
+
+def _list_valued(parser: argparse.ArgumentParser) -> set[str]:
+    """List the flags whose value is the next word, unless it stands in the same one, as in --np=2 and -xNAME."""
+    return {name for action in parser._actions if action.nargs is None for name in action.option_strings}
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -91,12 +91,18 @@ def keep_orphans() -> list[int]:
 
 
 def end_children(spared: Collection[int] = ()) -> None:
-    """Kill and reap all that is left below this process, but for some children."""
-    while children := set(list_children()).difference(spared):
+    """Kill and reap all that is left below this process, but for some children, and those of other users."""
+    left = set(spared)
+    while children := set(list_children()) - left:
         for pid in children:
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            try:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+            except (ProcessLookupError, ChildProcessError):
+                continue
+            except PermissionError:  # started through sudo
+                left.add(pid)
+                sys.stderr.write(f"gaudi-run: process {pid} is another user's, so it is left to go on\n")
 
 
 def list_children(pid: int | str = "self") -> list[int]:
@@ -154,6 +160,7 @@ class _Guard:
         signal.signal(signal.SIGTERM, lambda number, frame: self._asked.append(number))
         if self._silence:
             os.set_blocking(1, False)
+            self._unsent += b"\n"  # what a shell's start-up file wrote may lack an end of its line
             self._send("here", 0, b"")
         for number, order in enumerate(self._orders):
             program = _start(order, is_piped=self._silence > 0)
@@ -330,7 +337,7 @@ def _start(order: Order, *, is_piped: bool) -> subprocess.Popen[bytes] | tuple[s
 
 
 def _signal(group: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it may be another user's
         os.killpg(group, number)
 
 

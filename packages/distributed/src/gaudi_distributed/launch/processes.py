@@ -255,7 +255,7 @@ def plan_worker(plan: LaunchPlan, host: str, worker: int, *, is_here: bool) -> P
         WORKER: str(worker),
         "HOROVOD_ELASTIC": "1",
         "HOROVOD_HOSTNAME": host,
-        **_gloo_variables("lo" if plan.interface is None else plan.interface),
+        **_gloo_variables("lo" if plan.is_local and plan.interface is None else plan.interface),
         _GLOO_TIMEOUT: str(GLOO_SECONDS),
     }
     return Process(

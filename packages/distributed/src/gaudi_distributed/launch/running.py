@@ -170,11 +170,11 @@ class HostGuard:
         streams = {(kind, number): LineSplitter() for kind in ("out", "err") for number in range(len(self.processes))}
         while header := source.readline(64):
             kind, number, length = _parse_header(header, len(self.processes))
-            if not kind:  # of a shell's start-up files on that host
-                sys.stdout.buffer.write(header)
+            if not kind:  # of a shell's start-up files on that host, or the line before the first frame
+                sys.stdout.buffer.write(header.removeprefix(b"\n"))
                 continue
             content = source.read(length)
-            self.is_reached = True  # `here` itself may stand behind what a start-up file wrote
+            self.is_reached = True
             if kind == "end":
                 for each in ("out", "err"):
                     self._write(number, each, streams[each, number].end())
@@ -429,10 +429,11 @@ def _find_failed(running: Sequence[Running]) -> Running | None:
     return next((each for each in running if each.status), None)
 
 
-def count_files(connections: int, here: int, there: int = 0, *, is_piped: bool) -> int:
-    """Return how many files are open at most, with connections of ranks, processes here, and other hosts."""
+def count_files(connections: int, here: int, there: int = 0, *, logs: int = 0, is_piped: bool) -> int:
+    """Return how many files are open at most, with connections of ranks, processes here, other hosts, and logs."""
     # Standard input of each; output of one that is here is the launcher's own unless it is passed on.
-    return _OTHER_FILES + connections + here * (3 if is_piped else 1) + there * (3 if is_piped else 2)
+    is_piped |= logs > 0
+    return _OTHER_FILES + connections + logs + here * (3 if is_piped else 1) + there * (3 if is_piped else 2)
 
 
 def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = None) -> None:
@@ -452,7 +453,8 @@ def start(launch: Launch, environ: Mapping[str, str], log: OutputLog | None = No
     here = sum(not process.reach for process in launch.processes)
     there = len({process.reach for process in launch.processes if process.reach})
     is_piped = plan.tag_output or log is not None
-    allow_files(count_files(connections * launch.watches_ranks, here, there, is_piped=is_piped))
+    written = 0 if plan.log_dir is None else plan.cluster.size + 1
+    allow_files(count_files(connections * launch.watches_ranks, here, there, logs=written, is_piped=is_piped))
     with name_limits("launcher"), ExitStack() as stack:
         coordinator, logs = None, None
         if plan.log_dir is not None:

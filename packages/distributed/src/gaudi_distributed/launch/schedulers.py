@@ -63,7 +63,9 @@ def make_job_file(options: Options, environ: Mapping[str, str]) -> str:
     dropped = (*_JOB, "--image", "--mount", "--cores_per_rank", "--ssh_port", *(f"--{name}" for name in _POD))
     flags = ("--cores_per_rank", str(options.cores_per_rank or 0), "--ssh_port", str(choose_ssh_port(options)))
     inner = (PROGRAM, *flags, *without_flags(options.words, dropped), *options.command)
-    return write_mpi_job(options, name, cluster, accelerator, inner)
+    asked = list_asked(options, environ)
+    choose_forwarded(environ, asked)  # refuses those that look like secrets
+    return write_mpi_job(options, name, cluster, accelerator, inner, {name: environ[name] for name in asked})
 
 
 def write_job_file(options: Options, environ: Mapping[str, str]) -> None:
@@ -93,6 +95,12 @@ def check_sbatch_option(option: str) -> str:
     return option
 
 
+def list_asked(options: Options, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """List the variables that the user names, and those of a submission, which gaudi-run reads inside the job, too."""
+    variables = load_series().variables if options.submission else ()
+    return (*options.forward, *(name for name in variables if name in environ))
+
+
 def write_slurm_script(
     options: Options, environ: Mapping[str, str], name: str, hosts: int, slots: int, accelerator: Accelerator
 ) -> str:
@@ -103,10 +111,7 @@ def write_slurm_script(
             flag="--container",
             remedy="give --container singularity",
         )
-    # gaudi-run reads the submission's variables inside the job, too.
-    variables = load_series().variables if options.submission else ()
-    read_inside = [name for name in variables if name in environ]
-    forwarded = choose_forwarded(environ, (*options.forward, *read_inside))
+    forwarded = choose_forwarded(environ, list_asked(options, environ))
     launcher = (sys.executable, "-m", "gaudi_distributed.launch")
     inner = (*launcher, *without_flags(options.words, _JOB), *options.command)
     sbatch = [
@@ -237,8 +242,17 @@ def parse_mount(text: str) -> Mount:
     return {"persistentVolumeClaim": {"claimName": source, **read_only}}, mount
 
 
-def write_mpi_job(options: Options, name: str, cluster: Cluster, accelerator: Accelerator, inner: Sequence[str]) -> str:
+def write_mpi_job(
+    options: Options,
+    name: str,
+    cluster: Cluster,
+    accelerator: Accelerator,
+    inner: Sequence[str],
+    variables: Mapping[str, str],
+) -> str:
     """Return the manifest: a worker for each host with its devices, and a launcher whose command is `inner`.
+
+    The launcher has the variables, and passes them on to the ranks.
 
     The launcher is created when the sshd of every worker answers. In the images of containers/ the key of a host is the
     key of the job, which the operator mounts into all of its pods; other images have host keys and ssh_known_hosts of
@@ -248,8 +262,8 @@ def write_mpi_job(options: Options, name: str, cluster: Cluster, accelerator: Ac
     launcher = {
         "name": "launcher",
         "image": options.image,
-        # Kubernetes reads $(NAME) in a command, and $$ as a dollar.
-        "command": [word.replace("$", "$$") for word in inner],
+        "command": [_escape(word) for word in inner],
+        **({"env": [{"name": key, "value": _escape(value)} for key, value in variables.items()]} if variables else {}),
         **_limit({name: limit for name, limit in {"cpu": "1", "memory": "2Gi"}.items() if name in limits}),
     }
     manifest = {
@@ -319,6 +333,11 @@ def describe_worker(
         "volumeMounts": mounts,
     }
     return {"containers": [container], "volumes": volumes}
+
+
+def _escape(text: str) -> str:
+    """Write out a text in which Kubernetes reads $(NAME), and $$ as a dollar."""
+    return text.replace("$", "$$")
 
 
 def _limit(limits: Mapping[str, str | int]) -> dict[str, Any]:
