@@ -193,6 +193,20 @@ def test_floating_point_images_are_refused() -> None:
     assert caught.value.remedy
 
 
+@pytest.mark.parametrize("bits", [16, 32])
+def test_only_16_bits_of_a_tiff_are_read(bits: int) -> None:
+    """Where 32 bits are used is not known: their upper 8 would mostly be black, their lower 16 mostly white."""
+    buffer = io.BytesIO()
+    kind = {16: np.uint16, 32: np.int32}[bits]
+    Image.fromarray(np.arange(20, dtype=kind).reshape(4, 5) << (bits - 6)).save(buffer, "TIFF")
+    if bits == 16:
+        assert DEPTH_FIX in check_image(buffer.getvalue(), "x").fix
+        return
+    with pytest.raises(DataError) as caught:
+        check_image(buffer.getvalue(), "x")
+    assert caught.value.remedy
+
+
 def test_postscript_is_not_interpreted() -> None:
     """Pillow would run Ghostscript on it."""
     with pytest.raises(DataError, match="cannot be decoded"):

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_datasets.errors import DataError, UnsafeError
+from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
+from gaudi_datasets.fetching.stores import find_cache
+from gaudi_datasets.layouts.file_checksums import cache_folder
 from gaudi_datasets.output_files import resumable_folder
 
 
@@ -44,3 +46,18 @@ def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
         with pytest.raises(UnsafeError, match="another process writes"), resumable_folder(folder):
             pass
         assert folder.is_dir()
+
+
+def test_without_a_home_the_cache_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.setattr("pwd.getpwuid", find)
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for cache in (find_cache, cache_folder):
+        with pytest.raises(MissingInputError) as caught:
+            cache("records")
+        assert caught.value.exit_status == 66
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert find_cache("records") == cache_folder("records") == Path("/somewhere/gaudi/records")

@@ -14,7 +14,7 @@ import pytest
 
 from gaudi_apps.detection.detections import make_export_preprocessor
 from gaudi_apps.detection.detector import make_preprocessor
-from gaudi_apps.inference.media import InputImage, Preprocessor, VideoWriter, find_files, read_images
+from gaudi_apps.inference.media import InputImage, Preprocessor, VideoWriter, find_files, predict_images, read_images
 from gaudi_apps.inference.visualizer import Image, decode_image
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import DataError, MissingInputError
@@ -198,3 +198,13 @@ def test_an_image_that_a_decoder_refuses_is_named(tmp_path: Path) -> None:
     note = lambda image_id, source, error: found.append(error)  # noqa: E731
     assert list(read_images([path], Preprocessor(refuse, refuse), note)) == []  # type: ignore[arg-type]
     assert [one.path for one in found if isinstance(one, DataError)] == [str(path)]
+
+
+def test_a_name_may_begin_with_a_tilde(image_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "~tmp.png").write_bytes((image_dir / "1.png").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    assert find_files(["~tmp.png"]) == [Path("~tmp.png")]
+    prepare = make_preprocessor(300)
+    assert predict_images("~tmp.png", prepare, 1, lambda batch: [image.name for image in batch]) == "~tmp.png"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert find_files(["~/~tmp.png"]) == [tmp_path / "~tmp.png"]

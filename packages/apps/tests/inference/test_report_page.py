@@ -14,7 +14,7 @@ from gaudi_apps.cli import run_commands
 from gaudi_apps.detection.error_analysis import compute_f1
 from gaudi_apps.inference.report_charts import LEFT, RIGHT, WIDTH, Line, draw_lines, find_ticks, show_text, thin
 from gaudi_apps.inference.report_page import make_comparison, make_report, write_comparison, write_report
-from gaudi_apps.inference.report_sections import list_counts, read_run
+from gaudi_apps.inference.report_sections import list_classes, list_counts, read_run
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
 
 MAX_BYTES = 10_000_000
@@ -212,6 +212,28 @@ def test_runs_are_compared(make_run: Callable[..., Path], tmp_path: Path) -> Non
     assert found.text.count("loss by step") == 1
     write_comparison(folders, tmp_path / "new" / "page.html")
     assert (tmp_path / "new" / "page.html").read_text(encoding="utf-8") == html
+
+
+def test_classes_of_one_name_are_told_apart(make_run: Callable[..., Path]) -> None:
+    folder = make_run(images=12, names=["crack", "crack", "dent"], files=["a"])
+    run = read_run(folder)
+    names = ["crack (1)", "crack (2)", "dent"]
+    classes = {row[0]: row for row in Page(make_report(run)).tables["class-table"][1:]}
+    truth = dict(zip(names, (one["truth"] for one in run.analysis["classes"]), strict=True))
+    scores = dict(zip(names, (f"{one['ap']:.4f}" for one in run.evaluation["classes"]), strict=True))
+    assert truth["crack (1)"] != truth["crack (2)"]
+    assert {name: (row[1], row[2]) for name, row in classes.items()} == {
+        name: (f"{truth[name]}", scores[name]) for name in names
+    }
+    counts = list_counts(run)
+    assert {name: row["truth"] for name, row in zip(counts["names"][1:], counts["rows"][1:], strict=True)} == truth
+    compared = {row[0]: row[1:] for row in Page(make_comparison([run, run])).tables["compared-classes"][1:]}
+    assert compared == {name: [scores[name]] * 2 for name in names}
+    # Of one that the analysis leaves out, nothing tells which it is.
+    left = run._replace(analysis={**run.analysis, "classes": run.analysis["classes"][1:], "classes_left_out": 1})
+    rows = {row[0]: row[1] for row in list_classes(left)[1]}
+    assert rows == {"crack (1)": None, "crack (2)": None, "dent": truth["dent"]}
+    assert set(list_counts(left)["names"][1:]) == {"crack", "dent"}
 
 
 def test_runs_on_other_numbers_of_images_are_not_compared(copied: Path) -> None:

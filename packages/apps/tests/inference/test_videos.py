@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,3 +104,28 @@ def test_a_video_without_a_rate_gets_one(told: float, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(cv2, "VideoCapture", Rateless)
     assert {frame.rate for frame in read_frames(path)} == {25.0}
+
+
+def write_jpegs(path: Path, sides: list[int]) -> Path:
+    """Write frames of noise of these sizes as Motion JPEG."""
+    pictures = [np.random.default_rng(n).integers(0, 256, (side, side, 3), np.uint8) for n, side in enumerate(sides)]
+    path.write_bytes(b"".join(cv2.imencode(".jpg", picture)[1].tobytes() for picture in pictures))
+    return path
+
+
+@pytest.mark.parametrize(("sides", "noted"), [([48] * 4 + [96] * 8, ["8 of 12"]), ([48] * 12, [])])
+def test_a_change_of_size_is_noted(
+    sides: list[int], noted: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """OpenCV gives the last picture of the first size in place of the others."""
+    frames = list(read_frames(write_jpegs(tmp_path / "x.mjpeg", sides)))
+    assert [frame.number for frame in frames] == list(range(12))
+    assert re.findall(r"\d+ of \d+", capsys.readouterr().err) == noted
+
+
+def test_a_name_like_an_address_is_one_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plain, path = write(Path("plain"), 3), write(Path("cam:1"), 3)
+    assert path == Path("cam:1").with_suffix(plain.suffix)
+    assert sorted(tmp_path.iterdir()) == [tmp_path / path, tmp_path / plain]
+    assert len(list(read_frames(path))) == 3

@@ -12,6 +12,7 @@ import pytest
 from gaudi_apps.runtime.errors import ThreadTrialError
 from gaudi_apps.runtime.settings import DeviceSettings
 from gaudi_apps.runtime.tensorflow import Threads, cache_file, choose_fastest, find_threads, list_choices, measure
+from gaudi_datasets.errors import MissingInputError
 from gaudi_distributed.devices.machine import count_processors
 
 SECONDS = {Threads(2, 1): 0.3, Threads(2, 2): 0.2}
@@ -92,6 +93,16 @@ def test_what_cannot_be_kept_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_the_users_cache_is_where_the_system_says() -> None:
     assert cache_file({"XDG_CACHE_HOME": "/somewhere"}) == Path("/somewhere/gaudi/threads.json")
     assert cache_file({}) == Path.home() / ".cache/gaudi/threads.json"
+
+
+def test_without_a_home_the_cache_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.setattr("pwd.getpwuid", find)
+    monkeypatch.delenv("HOME", raising=False)
+    with pytest.raises(MissingInputError):
+        cache_file({})
 
 
 def test_numbers_are_taken_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from gaudi_apps.inference.serving.layouts import (
     write_layout,
 )
 from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
+from gaudi_ops.files import FileError
 
 SIGNATURE = Signature(
     [Tensor("encoded", "STRING", ())],
@@ -106,6 +108,65 @@ def test_versions_and_models_lie_side_by_side(export: Path, tmp_path: Path) -> N
     with pytest.raises(UnsafeError) as caught:
         write_layout(LayoutFlags(str(export), "tensorflow_serving", models, name="cells", version=2))
     assert caught.value.path == str(models / "cells" / "2")
+
+
+def test_folders_that_are_there_keep_their_modes(
+    export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    for mode, notes in ((0o3775, 0), (0o700, 1)):
+        models.chmod(mode)
+        version, _ = write_layout(LayoutFlags(str(export), "tensorflow_serving", models, name=f"cells-{notes}"))
+        assert models.stat().st_mode & 0o7777 == mode
+        assert version.stat().st_mode & 0o777 == 0o755
+        assert capsys.readouterr().err.count(f"{models}: ") == notes
+    chmod = Path.chmod
+
+    def change(path: Path, mode: int) -> None:
+        if path == models:
+            raise PermissionError(errno.EPERM, "another user's", str(path))
+        chmod(path, mode)
+
+    monkeypatch.setattr(Path, "chmod", change)
+    assert write_layout(LayoutFlags(str(export), "tensorflow_serving", models, name="other"))[0].is_dir()
+
+
+def test_what_is_made_can_be_read_by_the_server(export: Path, tmp_path: Path) -> None:
+    models = tmp_path / "all" / "models"
+    before = os.umask(0o077)
+    try:
+        write_layout(LayoutFlags(str(export), "tensorflow_serving", models, name="cells"))
+    finally:
+        os.umask(before)
+    modes = {path.is_dir(): path.stat().st_mode & 0o777 for path in (models.parent, *models.parent.rglob("*"))}
+    assert modes == {True: 0o755, False: 0o644}
+
+
+@pytest.mark.parametrize("content", ["5", "null", "[1]", "[" * 100_000, "\xff"])
+def test_a_damaged_manifest_is_named(export: Path, tmp_path: Path, content: str) -> None:
+    (export / "export.json").write_text(content, encoding="latin-1")
+    with pytest.raises(DataError) as caught:
+        write_layout(LayoutFlags(str(export), "tensorflow_serving", tmp_path / "models"))
+    assert caught.value.path == str(export / "export.json")
+
+
+def test_a_pipe_is_no_file_of_an_export(export: Path, tmp_path: Path) -> None:
+    os.mkfifo(export / "pipe")
+    manifest = json.loads((export / "export.json").read_text())
+    (export / "export.json").write_text(json.dumps(manifest | {"sha256": {"pipe": "0"}}))
+    with pytest.raises(FileError) as caught:
+        write_layout(LayoutFlags(str(export), "tensorflow_serving", tmp_path / "models"))
+    assert caught.value.path == str(export / "pipe")
+
+
+@pytest.mark.parametrize("name", ["", ".", "a\0b", "\ud800", "variables"])
+def test_a_name_of_no_file_is_refused(export: Path, tmp_path: Path, name: str) -> None:
+    manifest = json.loads((export / "export.json").read_text())
+    (export / "export.json").write_text(json.dumps(manifest | {"sha256": manifest["sha256"] | {name: "0"}}))
+    with pytest.raises(DataError) as caught:
+        write_layout(LayoutFlags(str(export), "tensorflow_serving", tmp_path / "models"))
+    assert (caught.value.path, caught.value.field) == (str(export / "export.json"), "sha256")
 
 
 def test_a_configuration_of_another_model_stays(export: Path, tmp_path: Path) -> None:

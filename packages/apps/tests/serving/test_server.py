@@ -22,6 +22,7 @@ from PIL import Image
 import gaudi_apps
 from gaudi_apps.cli import run_commands
 from gaudi_apps.inference import predictor
+from gaudi_apps.inference.serving.flags import ServeFlags
 from gaudi_apps.inference.serving.models import ServedModel
 from gaudi_apps.inference.serving.server import PATHS
 from gaudi_datasets.errors import MissingExtraError
@@ -543,6 +544,14 @@ def test_a_port_that_is_taken_is_named(run_main: Callable[..., Any], weights: Pa
 def test_a_host_that_cannot_be_one_is_named(run_main: Callable[..., Any], weights: Path) -> None:
     done = run_main(run_commands.main, ["serve", "--model_dir", weights, "--port", 0, "--host", "a..b"])
     assert (done.status, done.error.flag) == (74, "--port")
+
+
+@pytest.mark.parametrize("host", ["", " "])
+def test_an_empty_host_is_not_all_of_them(run_main: Callable[..., Any], host: str) -> None:
+    done = run_main(run_commands.main, ["serve", "--model_dir", "x", "--port", 0, "--host", host])
+    assert (done.status, done.error.flag) == (64, "--host")
+    with pytest.raises(ValueError, match="--host"):
+        ServeFlags("x", host=host)
 
 
 def test_a_flag_of_the_other_kind_is_refused(run_main: Callable[..., Any], weights: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 
 from gaudi_datasets.errors import DataError, GaudiError, MissingInputError
-from gaudi_ops.files import MOST_TEXT_BYTES, read_file
+from gaudi_ops.files import MOST_TEXT_BYTES, read_file, read_text
 
 Parsed = TypeVar("Parsed")
 
@@ -232,6 +232,18 @@ def shorten(value: object) -> str:
     except TypeError:  # of keys of YAML, as dates are
         text = str(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def read_lines(path: Path) -> list[str]:
+    """Read the lines of a text, before which editors of Windows may have put a mark of UTF-8.
+
+    Raises:
+        DataError: it is not in UTF-8.
+    """
+    try:
+        return read_text(path, encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"is no text in UTF-8 (byte {error.start})", path=path, remedy="write it again") from None
 
 
 def load_yaml(path: Path) -> Any:

@@ -55,6 +55,7 @@ _PNG_MARKS = (b"Raw profile type exif", b"XML:com.adobe.xmp")  # names of texts 
 _OF_THE_SYSTEM = (errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _PIXELS_UNDECODED = 2**26  # larger ones are decoded, so that Pillow's guard against bombs of pixels sees them
 _REMEDY = "fetch or convert it again, or leave it out"
+_SCALE_REMEDY = "scale them to 0..255 and write a PNG"
 _JPEG_QUALITY = 95
 _PNG_LEVEL = 1  # the quickest, for it is done at each reading
 
@@ -246,11 +247,13 @@ def _convert(image: Image.Image, encoded: bytes, turn: int) -> EncodedImage:
         fixes.append(TURN_FIX)
         left = _read_turn(image)  # 1 for a TIFF that Pillow has turned
         image = image.transpose(_TURNS[left]) if left != 1 else image
+    if image.mode == "I" and kind == "TIFF" and _tiff_depth(image) > 16:
+        raise _RefusedError("is a TIFF of integers of 32 bits", _SCALE_REMEDY)
     if image.mode.startswith("I") or (kind == "PNG" and _png_depth(encoded) == 16):
         fixes.append(DEPTH_FIX)
         image = to_eight_bits(image)
     if image.mode == "F":
-        raise _RefusedError(f"is a {kind} of floating-point numbers", "scale them to 0..255 and write a PNG")
+        raise _RefusedError(f"is a {kind} of floating-point numbers", _SCALE_REMEDY)
     if kind in ("JPEG", "MPO") and image.mode not in ("L", "RGB"):
         if image.mode != "CMYK":
             raise _RefusedError(f"is a {image.mode} JPEG", "convert it to RGB")
@@ -293,6 +296,12 @@ def _read_turn(image: Image.Image) -> int:
 def _png_depth(encoded: bytes) -> int:
     """Return the bits of a sample, which the first chunk of a PNG has after its width and height."""
     return encoded[24]
+
+
+def _tiff_depth(image: Image.Image) -> int:
+    """Return the most bits of a sample of a TIFF that is open."""
+    bits = image.getexif().get(ExifTags.Base.BitsPerSample, 1)
+    return max(bits) if isinstance(bits, tuple) else int(bits)
 
 
 def _refuse(place: object, fault: str, remedy: str) -> BadImageError:

@@ -8,12 +8,28 @@ import io
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
 from gaudi_ops.files import hold_lock, made_folder, write_file
+
+
+def find_user_cache(environ: Mapping[str, str]) -> Path:
+    """Return the folder of what these packages keep in the user's cache, which may not be there yet.
+
+    Raises:
+        MissingInputError: the system knows no home of this user.
+    """
+    if base := environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "gaudi"
+    try:
+        return Path.home() / ".cache" / "gaudi"
+    except RuntimeError:  # as of a container's user of any number
+        raise MissingInputError(
+            "the home folder of this user is not known", remedy="set HOME or XDG_CACHE_HOME to a folder"
+        ) from None
 
 
 @contextlib.contextmanager

@@ -112,3 +112,13 @@ def test_faults_name_the_file(root: Path, text: str, message: str) -> None:
         read_voc(root, ["train"])
     assert "a.xml: " in str(error.value)
     assert message in str(error.value)
+
+
+def test_an_image_set_is_read_as_utf_8(root: Path) -> None:
+    path = root / "ImageSets" / "Main" / "train.txt"
+    path.write_text("a\nc\n", encoding="utf-8-sig")
+    assert [one["id"] for one in read_voc(root, ["train"])["images"]] == [1, 3]
+    path.write_bytes(b"a\nf\xe9e\n")
+    with pytest.raises(DataError) as caught:
+        read_voc(root, ["train"])
+    assert caught.value.path == str(path)

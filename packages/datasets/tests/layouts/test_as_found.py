@@ -220,3 +220,47 @@ def test_images_that_are_converted_are_counted(tmp_path: Path) -> None:
         draw(tmp_path / f"{stem}.bmp")
         annotate(tmp_path / f"{stem}.xml")
     assert [note for note in open_data(tmp_path).notes if note.startswith("4 images converted")]
+
+
+def write_yolo(root: Path, names: bytes) -> None:
+    for stem, label in (("a", 0), ("b", 1)):
+        draw(root / f"{stem}.jpg")
+        write(root / f"{stem}.txt", f"{label} .5 .5 .2 .2\n")
+    (root / "classes.txt").write_bytes(names)
+
+
+@pytest.mark.parametrize("names", [b"ant\nbee\n", b"\xef\xbb\xbfant\r\nbee\r\n\r\n \r\n"])
+def test_names_of_classes_count_their_lines(names: bytes, tmp_path: Path) -> None:
+    write_yolo(tmp_path, names)
+    (coco, _), *_ = read_boxes(tmp_path).sets.values()
+    assert [one.name for one in coco.categories] == ["ant", "bee"]
+
+
+@pytest.mark.parametrize(
+    ("names", "record"), [(b"ant\n\nbee\n", "line 2"), (b"\nant\nbee\n", "line 1"), (b"f\xe9e\nbee\n", None)]
+)
+def test_names_that_are_not_clear_are_refused(names: bytes, record: str | None, tmp_path: Path) -> None:
+    write_yolo(tmp_path, names)
+    with pytest.raises(DataError) as caught:
+        read_boxes(tmp_path)
+    assert (caught.value.path, caught.value.record) == (str(tmp_path / "classes.txt"), record)
+
+
+def test_lists_of_voc_may_begin_with_a_mark_of_utf_8(tmp_path: Path) -> None:
+    for stem in ("fée", "b"):
+        draw(tmp_path / "JPEGImages" / f"{stem}.jpg")
+        annotate(tmp_path / "Annotations" / f"{stem}.xml")
+    train = tmp_path / "ImageSets" / "Main" / "train.txt"
+    write(train, "")
+    train.write_text("fée\nb\n", encoding="utf-8-sig")
+    assert names_of(tmp_path) == {"train": ["JPEGImages/b.jpg", "JPEGImages/fée.jpg"]}
+    train.write_text("fée\nb\n", encoding="latin-1")
+    with pytest.raises(DataError) as caught:
+        read_boxes(tmp_path)
+    assert caught.value.path == str(train)
+
+
+def test_lists_of_darknet_may_begin_with_a_mark_of_utf_8(tmp_path: Path) -> None:
+    write_yolo(tmp_path, b"ant\nbee\n")
+    (tmp_path / "train.txt").write_text("a.jpg\nb.jpg\n", encoding="utf-8-sig")
+    assert names_of(tmp_path) == {"train": ["a.jpg", "b.jpg"]}

@@ -14,6 +14,7 @@ from gaudi_distributed.comm.horovod_wheel import (
     Build,
     Environment,
     build_wheel,
+    cache_folder,
     find_cmake,
     find_reason,
     find_variables,
@@ -90,6 +91,15 @@ def test_what_the_system_has(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         find_cmake(replace(BOTH, mpi=False), {**environ, "CXX": "'g++"})
     assert caught.value.field == "CXX"
+
+
+def test_without_a_home_the_cache_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 5)  # whom no list of users names
+    with pytest.raises(ConfigurationError) as caught:
+        cache_folder({})
+    assert caught.value.field == "HOME"
+    assert cache_folder({"XDG_CACHE_HOME": "/c"}).is_relative_to("/c")
 
 
 @pytest.mark.parametrize("answer", ["echo cmake version 4.0.2", "echo cmake version 3.12.4", "exit 1", "echo none"])

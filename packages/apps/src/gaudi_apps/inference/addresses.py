@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 import cv2
+import numpy as np
 import requests
 
 from gaudi_datasets.errors import FlagError, GaudiError, TransferError
@@ -22,6 +23,7 @@ from gaudi_datasets.fetching.downloads import Download, Fetcher, Patience
 from gaudi_datasets.image_files import IMAGE_ENDINGS, check_image
 from gaudi_datasets.output_files import cut_name
 from gaudi_ops.files import open_regular_file, read_file
+from gaudi_ops.program import say
 
 SCHEMES = ("http", "https", "rtsp")
 VIDEO_ENDINGS = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm")
@@ -175,7 +177,7 @@ def open_capture(source: Source) -> Any:
     if isinstance(source, Path):
         with contextlib.suppress(FileNotFoundError):  # which OpenCV cannot open either; for a pipe, it would wait
             open_regular_file(source).close()
-        return cv2.VideoCapture(str(source))
+        return cv2.VideoCapture(str(source.absolute()))  # FFmpeg takes the beginning of "a:1.mp4" for a protocol
     with _quiet_opencv():
         if source.camera is not None:
             capture = cv2.VideoCapture(source.camera)
@@ -190,6 +192,39 @@ def open_capture(source: Source) -> Any:
         kind = "video" if source.camera is None else "camera"
         raise TransferError(f"cannot be opened as a {kind}", path=str(source), remedy=remedy)
     return capture
+
+
+MOST_EQUAL = 5  # frames at the end of a video that may be equal to the one before without a note
+
+
+class FrameCounter:
+    """Count the frames of a video that is read, and those at its end that are equal to the one before.
+
+    Where a video changes the size of its pictures, OpenCV gives the picture before again and again, and says nothing; a
+    scene without motion gives equal ones, too.
+
+    Args:
+        source: the video, for the note on it.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.frames = self.equal = 0
+        self._source = source
+
+    def read(self, capture: Any) -> Iterator[Any]:
+        """Yield the frames, uint8 [height, width, 3], BGR; at the end, note if more are equal than `MOST_EQUAL`."""
+        last = None
+        while (found := capture.read())[0]:
+            frame = found[1]
+            # A few pixels tell most frames apart.
+            is_equal = last is not None and all(np.array_equal(frame[::n, ::n], last[::n, ::n]) for n in (32, 1))
+            self.equal = self.equal + 1 if is_equal else 0
+            self.frames += 1
+            last = frame
+            yield frame
+        if self.equal > MOST_EQUAL:
+            what = f"the last {self.equal} of {self.frames} frames are equal to the one before"
+            say(f"{self._source}: {what}; the video may change its size, which OpenCV does not follow", error=True)
 
 
 @contextlib.contextmanager

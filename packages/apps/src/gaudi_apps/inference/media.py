@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import PIL.Image
 
+from gaudi_apps.inference import addresses
 from gaudi_apps.inference.addresses import VIDEO_ENDINGS, Address, Source, fetch_image, open_capture, parse_address
 from gaudi_apps.inference.visualizer import Image, decode_image, to_pixels
 from gaudi_datasets.errors import DataError, MissingInputError
@@ -176,7 +177,7 @@ def _expand(text: str) -> list[Source]:
     address = parse_address(text)
     if address is not None:
         return [address]
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))  # noqa: PTH111 - which leaves ~x where there is no user x
     if path.exists() and not path.is_dir():
         return [path]
     matches = glob.glob(str(path), recursive=True) if glob.has_magic(str(path)) else ()  # noqa: PTH207
@@ -237,19 +238,18 @@ def read_frames(path: Source) -> Generator[VideoFrame, None, None]:
         rate = capture.get(cv2.CAP_PROP_FPS)
         rate = rate if 0 < rate <= 1000 else DEFAULT_RATE  # 90000 is told of cameras without one
         announced = capture.get(cv2.CAP_PROP_FRAME_COUNT)
-        number = 0
-        while (frame := capture.read())[0]:
-            pixels = np.asarray(cv2.cvtColor(frame[1], cv2.COLOR_BGR2RGB), np.uint8)
-            yield VideoFrame(number, rate, pixels)
-            number += 1
+        seen = addresses.FrameCounter(path)
+        for frame in seen.read(capture):
+            pixels = np.asarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB), np.uint8)
+            yield VideoFrame(seen.frames - 1, rate, pixels)
     finally:
         capture.release()
-    if number == 0:
+    if seen.frames == 0:
         raise DataError(
             "is not a video that OpenCV can read", path=str(path), remedy="convert it to MP4 or leave it out"
         )
-    if number < SHARE_OF_FRAMES * announced:
-        raise DataError(f"{path}: ends after {number} of {announced:.0f} frames; fetch it again or leave it out")
+    if seen.frames < SHARE_OF_FRAMES * announced:
+        raise DataError(f"{path}: ends after {seen.frames} of {announced:.0f} frames; fetch it again or leave it out")
 
 
 class FramePixels:
@@ -318,7 +318,7 @@ class VideoWriter:
             return
         path, writer = self._file
         writer.release()
-        written = cv2.VideoCapture(str(path))
+        written = cv2.VideoCapture(str(path.absolute()))
         count = int(written.get(cv2.CAP_PROP_FRAME_COUNT))
         written.release()
         if count != self._frames:
@@ -327,7 +327,7 @@ class VideoWriter:
     def _open(self, size: tuple[int, int]) -> tuple[Path, Any]:
         for ending, codec in CODECS:
             path = self._stem.with_name(self._stem.name + ending)
-            writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*codec), self._rate, size)
+            writer = cv2.VideoWriter(str(path.absolute()), cv2.VideoWriter.fourcc(*codec), self._rate, size)
             if writer.isOpened():
                 return path, writer
             path.unlink(missing_ok=True)
@@ -412,7 +412,7 @@ def predict_images(
         sources = find_files([os.fspath(images)])
         if len(sources) == 1 and is_video(sources[0]):
             return run(sources)
-        is_single = not isinstance(sources[0], Path) or Path(images).expanduser().is_file()
+        is_single = not isinstance(sources[0], Path) or sources[0] == Path(os.path.expanduser(images))  # noqa: PTH111
         return next(run(sources)) if is_single else list(run(sources))
     is_one_array = isinstance(images, np.ndarray) and images.ndim != 4
     if isinstance(images, bytes | PIL.Image.Image | InputImage) or is_one_array:

@@ -6,6 +6,7 @@ What exports cost is on the page of their run, and is printed when they are made
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -197,7 +198,9 @@ def _pair_scores(names: Sequence[str], runs: Sequence[RunFiles]) -> list[tuple[s
 
 def _read_class_scores(run: RunFiles) -> dict[str, float | None]:
     score = "ap" if sections.is_detection(run) else "accuracy"
-    return {one["name"]: one[score] for one in run.evaluation.get("classes", [])[: sections.SHOWN_CLASSES]}
+    classes = run.evaluation.get("classes", [])
+    named = zip(sections.name_classes(classes), classes, strict=True)
+    return {name: one[score] for name, one in itertools.islice(named, sections.SHOWN_CLASSES)}
 
 
 def _align(columns: Iterable[Mapping[str, Any]], compare: bool = False) -> list[tuple[str, list[Any], Any]]:

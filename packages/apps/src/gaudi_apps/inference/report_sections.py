@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -142,25 +143,51 @@ def draw_scores(runs: Sequence[tuple[str, Sequence[Mapping[str, float]]]]) -> Ma
 def list_classes(run: RunFiles) -> tuple[list[str], list[list[Any]], str]:
     """List metrics of each class: headings, rows of values, and a note on classes that are left out."""
     classes = run.evaluation.get("classes", [])
+    names = name_classes(classes)
     if is_detection(run):
-        counts = {one["name"]: one for one in run.analysis.get("classes", [])}
+        counts = dict(zip(name_analysed(run), run.analysis.get("classes", []), strict=True))
         headings = ["class", "boxes", "AP", "AP50", "best F1", "at threshold"]
-        rows = [_describe_class(one, counts.get(one["name"])) for one in classes]
+        rows = [_describe_class(name, one, counts.get(name)) for name, one in zip(names, classes, strict=True)]
         rows.sort(key=lambda row: -1 if row[1] is None else -row[1])
     else:
         headings = ["class", "images", "right", "accuracy", "most often taken for"]
-        rows = [[one["name"], one["images"], one["right"], one["accuracy"], _name_confused(one)] for one in classes]
+        rows = [
+            [name, one["images"], one["right"], one["accuracy"], _name_confused(one)]
+            for name, one in zip(names, classes, strict=True)
+        ]
         rows.sort(key=lambda row: 2.0 if row[3] is None else row[3])
     left_out = len(rows) - SHOWN_CLASSES
     return headings, rows[:SHOWN_CLASSES], f"{left_out} more classes are in evaluation.json" if left_out > 0 else ""
 
 
-def _describe_class(one: Mapping[str, Any], counts: Mapping[str, Any] | None) -> list[Any]:
+def name_classes(classes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of classes; beside those that several have, a number in the order of the classes."""
+    uses, seen = Counter(one["name"] for one in classes), Counter[str]()
+    names = []
+    for one in classes:
+        seen[one["name"]] += 1
+        names.append(one["name"] if uses[one["name"]] == 1 else f"{one['name']} ({seen[one['name']]})")
+    return names
+
+
+def name_analysed(run: RunFiles) -> list[str]:
+    """Name the classes of ``analysis.json`` as those of ``evaluation.json``.
+
+    It has only the classes with the most boxes: where one of several of a name is left out, they get no numbers, for
+    nothing tells which it is.
+    """
+    classes = run.analysis.get("classes", [])
+    uses, scored = (Counter(one["name"] for one in each) for each in (classes, run.evaluation.get("classes", [])))
+    numbered = zip(name_classes(classes), classes, strict=True)
+    return [name if uses[one["name"]] == scored[one["name"]] else one["name"] for name, one in numbered]
+
+
+def _describe_class(name: str, one: Mapping[str, Any], counts: Mapping[str, Any] | None) -> list[Any]:
     if counts is None:
-        return [one["name"], None, one["ap"], one["ap50"], None, None]
+        return [name, None, one["ap"], one["ap50"], None, None]
     best = float(compute_f1(counts).max(initial=0)) if counts["truth"] else None
     threshold = f"{counts['threshold']:.2f}" if best else None
-    return [one["name"], int(counts["truth"]), one["ap"], one["ap50"], best, threshold]
+    return [name, int(counts["truth"]), one["ap"], one["ap50"], best, threshold]
 
 
 def _name_confused(one: Mapping[str, Any]) -> str:
@@ -186,18 +213,24 @@ def sum_classes(run: RunFiles) -> dict[str, Any]:
     return {**sums, "truth": sum(one["truth"] for one in classes)}
 
 
+def _sort_analysed(run: RunFiles) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return names and counts of the classes that were analysed, those with the most boxes first."""
+    named = zip(name_analysed(run), run.analysis["classes"], strict=True)
+    return sorted(named, key=lambda pair: -pair[1]["truth"])
+
+
 def draw_thresholds(run: RunFiles) -> list[tuple[str, Markup]]:
     """Draw precision over recall, and F1 over the threshold, of the classes with the most boxes."""
-    classes = sorted(run.analysis["classes"], key=lambda one: -one["truth"])
-    shown = [one for one in classes if one["truth"]][:SHOWN_CURVES]
+    classes = _sort_analysed(run)
+    shown = [(name, one) for name, one in classes if one["truth"]][:SHOWN_CURVES]
     recall, threshold = np.linspace(0, 1, NUM_THRESHOLDS), run.analysis["threshold"]
     xs = np.linspace(0, 1, NUM_THRESHOLDS)
     curves = [
-        Line(one["name"], recall, one["precision"], colour)
-        for one, colour in zip(shown, COLOURS, strict=False)
+        Line(name, recall, one["precision"], colour)
+        for (name, one), colour in zip(shown, COLOURS, strict=False)
         if one["precision"] is not None
     ]
-    scores = [Line(one["name"], xs, compute_f1(one), colour) for one, colour in zip(shown, COLOURS, strict=False)]
+    scores = [Line(name, xs, compute_f1(one), colour) for (name, one), colour in zip(shown, COLOURS, strict=False)]
     scores.append(Line("all", xs, compute_f1(sum_classes(run)), "#0f172a", is_dashed=True))
     more = f", the {SHOWN_CURVES} classes with the most boxes" if len(classes) > SHOWN_CURVES else ""
     charts = []
@@ -216,18 +249,18 @@ def draw_thresholds(run: RunFiles) -> list[tuple[str, Markup]]:
 
 def list_counts(run: RunFiles) -> dict[str, Any]:
     """Return what the slider of the threshold shows: names and counts by threshold, of all classes and of each."""
-    classes = sorted(run.analysis["classes"], key=lambda one: -one["truth"])
+    classes = _sort_analysed(run)
     left_out = int(run.analysis.get("classes_left_out", 0))
     is_all = not left_out or "all_classes" in run.analysis
     name = "all classes" if is_all else f"the {len(classes)} classes with the most boxes"
     together = sum_classes(run) | {"name": name}
     rows = [
         {"truth": int(one["truth"]), "hits": list(map(int, one["hits"])), "alarms": list(map(int, one["false_alarms"]))}
-        for one in (together, *classes)
+        for one in (together, *(one for _, one in classes))
     ]
     return {
         "start": round(float(run.analysis["threshold"]) * (NUM_THRESHOLDS - 1)),
-        "names": [together["name"], *(one["name"] for one in classes)],
+        "names": [together["name"], *(name for name, _ in classes)],
         "rows": rows,
         "left_out": left_out,
     }

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from gaudi_apps.runtime.errors import ThreadTrialError, warn
 from gaudi_apps.runtime.settings import DeviceSettings, ThreadFlag, find_version
-from gaudi_datasets.output_files import write_json
+from gaudi_datasets.output_files import find_user_cache, write_json
 from gaudi_distributed import (
     ConfigurationError,
     Precision,
@@ -248,7 +248,7 @@ def measure(threads: Threads, dtype: str) -> float:
 
 def cache_file(environ: Mapping[str, str]) -> Path:
     """Return the file of earlier results, in the user's cache."""
-    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gaudi" / FILE
+    return find_user_cache(environ) / FILE
 
 
 def _describe(threads: Threads) -> str:

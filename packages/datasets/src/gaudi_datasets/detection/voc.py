@@ -13,8 +13,9 @@ from xml.etree.ElementTree import Element, ParseError
 import defusedxml
 import defusedxml.ElementTree
 
+from gaudi_datasets.documents import read_lines
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_ops.files import read_file, read_text
+from gaudi_ops.files import read_file
 
 IMAGE_FOLDER = "JPEGImages"
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -40,8 +41,8 @@ def read_voc(
 
     Raises:
         MissingInputError: a part of the folder, an image set, or an image's annotation is not there.
-        DataError: an annotation is no XML (or uses entities), an element is missing or no number, or a class is not
-            among `class_names`.
+        DataError: an image set is not in UTF-8, an annotation is no XML (or uses entities), an element is missing or no
+            number, or a class is not among `class_names`.
     """
     root = Path(root)
     folder = root / "Annotations"
@@ -146,7 +147,7 @@ def _read_image_sets(root: Path, image_sets: Sequence[str], known: Container[str
         if not path.is_file():
             there = ", ".join(sorted(other.stem for other in path.parent.glob("*.txt"))) or "none"
             raise MissingInputError(f"there is no such image set; there are: {there}", path=path)
-        stems += [find_stem(line, known) for line in read_text(path).splitlines() if line.strip()]
+        stems += [find_stem(line, known) for line in read_lines(path) if line.strip()]
     return list(dict.fromkeys(stems))
 
 

@@ -9,10 +9,9 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gaudi_datasets.documents import load_yaml, shorten
+from gaudi_datasets.documents import load_yaml, read_lines, shorten
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import IMAGE_ENDINGS, read_size
-from gaudi_ops.files import read_text
 
 # What the tools that read this format take for images; the last three are refused, by name, when they are read.
 _IMAGE_SUFFIXES = {*IMAGE_ENDINGS, ".dng", ".heic", ".pfm"}
@@ -166,7 +165,7 @@ def _list_images(place: Path) -> Iterator[Path]:
     if place.is_dir():
         yield from (path for path in place.rglob("*") if path.suffix.lower() in _IMAGE_SUFFIXES and path.is_file())
         return
-    for line in _read_lines(place):
+    for line in read_lines(place):
         if line.strip():
             yield place.parent / line.strip()
 
@@ -187,7 +186,7 @@ def _read_boxes(
     """Read class number, and left, top, width and height in pixels, of each line."""
     if not path.exists():
         return
-    lines = _read_lines(path)
+    lines = read_lines(path)
     if keypoints is None and len({len(line.split()) == 5 for line in lines if line.strip()}) > 1:
         raise DataError(
             "has boxes of 5 fields and other lines",
@@ -255,10 +254,3 @@ def _span(centre: float, length: float, pixels: int) -> tuple[float, float]:
     while stop <= pixels < start + extent:  # by the last bit
         extent = math.nextafter(extent, 0.0)
     return start, extent
-
-
-def _read_lines(path: Path) -> list[str]:
-    try:
-        return read_text(path).splitlines()
-    except UnicodeDecodeError as error:
-        raise DataError(f"is no text in UTF-8 (byte {error.start})", path=path, remedy="write it again") from None

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from gaudi_datasets.errors import AccessError, DataError, FlagError, MissingExtraError, MissingInputError, TransferError
+from gaudi_datasets.output_files import find_user_cache
 
 if TYPE_CHECKING:
     from gaudi_datasets.fetching.downloads import Patience
@@ -61,7 +62,7 @@ def find_cache(kind: str) -> Path:
     """Return the folder of copies of a kind; records lie in the folder of `use_cache_dir` itself."""
     if _cache_dir is not None:
         return _cache_dir if kind == "records" else _cache_dir / kind
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "gaudi" / kind
+    return find_user_cache(os.environ) / kind
 
 
 def find_copy(place: str | Path, kind: str = "runs") -> Path:

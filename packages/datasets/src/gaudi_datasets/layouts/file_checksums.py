@@ -16,6 +16,7 @@ import numpy.typing as npt
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.image_files import stat_image
 from gaudi_datasets.layouts.threads import map_threads
+from gaudi_datasets.output_files import find_user_cache
 from gaudi_datasets.program import ProgressLine
 from gaudi_ops.files import hold_lock, read_file, write_file
 
@@ -86,7 +87,7 @@ def _hash_states(paths: Sequence[Path], names: Sequence[str]) -> npt.NDArray[np.
 
 def cache_folder(name: str) -> Path:
     """Return a folder of the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "gaudi" / name
+    return find_user_cache(os.environ) / name
 
 
 def _load(path: Path) -> npt.NDArray[np.void]:

@@ -17,12 +17,13 @@ from gaudi_datasets.detection.voc import (
     read_annotation,
     read_stated_size,
 )
+from gaudi_datasets.documents import read_lines
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import IMAGE_ENDINGS
 from gaudi_datasets.layouts.boxes import ALL, BoxSets, Candidate, describe_splits, note_unused
 from gaudi_datasets.layouts.checking import read_sizes
 from gaudi_datasets.layouts.inventory import LISTS, Inventory, count_names, split_of_path
-from gaudi_ops.files import open_regular_file, read_text
+from gaudi_ops.files import open_regular_file
 
 _SNIFFED = 4096
 _LISTS = {**LISTS, "trainval": "trainval"}
@@ -131,7 +132,7 @@ def _find_lists(inventory: Inventory, names: Sequence[str]) -> dict[str, dict[st
         split = _LISTS.get(PurePosixPath(name).stem.lower())
         if split is None:
             continue
-        lines = read_text(inventory.root / name, errors="replace").splitlines()
+        lines = read_lines(inventory.root / name)
         listed = [find_stem(line, stems) for line in lines if line.strip()]
         if any(stem in stems for stem in listed):
             found[PurePosixPath(name).parent.as_posix()][split] = list(dict.fromkeys(listed))

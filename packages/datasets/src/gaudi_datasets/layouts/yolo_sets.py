@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco
 from gaudi_datasets.detection.yolo import count_keypoint_values, labels_of, make_document, read_class, read_yaml
-from gaudi_datasets.documents import load_yaml
+from gaudi_datasets.documents import load_yaml, read_lines
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import IMAGE_ENDINGS
 from gaudi_datasets.layouts.boxes import ALL, BoxSets, Candidate, describe_splits, note_unused
@@ -131,7 +131,7 @@ def _read_lists(inventory: Inventory, notes: list[str]) -> dict[str, list[str]]:
     missing: list[str] = []
     for path in inventory.list_files(".txt", everywhere=True):
         split = LISTS.get(PurePosixPath(path).stem.lower())
-        text = read_text(inventory.root / path, errors="replace") if split else ""
+        text = read_text(inventory.root / path, encoding="utf-8-sig", errors="replace") if split else ""
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         if split is None or not any(PurePosixPath(line).suffix.lower() in IMAGE_ENDINGS for line in lines):
             continue
@@ -193,12 +193,23 @@ def _has_boxes(path: Path) -> bool:
         return False
 
 
+def _list_names(path: Path) -> tuple[str, ...]:
+    """Read the names of a file, whose lines count from 0 as the numbers of the classes."""
+    lines = [line.strip() for line in read_lines(path)]
+    while lines and not lines[-1]:
+        lines.pop()
+    if "" in lines:
+        raise DataError(
+            "names no class in a line", path=path, record=f"line {lines.index('') + 1}", remedy="name it or remove it"
+        )
+    return tuple(lines)
+
+
 def _read_names(inventory: Inventory, labels: Sequence[Path], notes: list[str]) -> dict[int, str]:
     """Read the names of the classes from a file of them; without one, name them by their numbers."""
     listed_files = inventory.list_files(".txt", ".names", everywhere=True)
     found = [name for name in listed_files if PurePosixPath(name).name in _NAME_FILES]
-    texts = {name: read_text(inventory.root / name, errors="replace") for name in found}
-    listed = {name: tuple(line.strip() for line in text.splitlines() if line.strip()) for name, text in texts.items()}
+    listed = {name: _list_names(inventory.root / name) for name in found}
     if len(set(listed.values())) > 1:
         raise DataError(
             f"{found[0]} and {found[1]} name different classes", path=inventory.root, remedy="leave one of them there"

@@ -226,8 +226,17 @@ def find_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder that wheels are kept in, below the user's cache."""
-    base = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    """Return the folder that wheels are kept in, below the user's cache.
+
+    Raises:
+        ConfigurationError: the system knows no home of this user.
+    """
+    try:
+        base = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    except RuntimeError:
+        raise ConfigurationError(
+            "the home folder of this user is not known", field="HOME", remedy="set HOME or XDG_CACHE_HOME to a folder"
+        ) from None
     return Path(base) / "gaudi" / "horovod"
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
+from gaudi_distributed.devices.machine import Machine
 from gaudi_distributed.errors import ConfigurationError, DeviceError
 
 DeviceKind = Literal["cpu", "gpu", "hpu"]
@@ -69,23 +70,16 @@ def count_devices(kind: DeviceKind, *, root: Path = Path("/"), environ: Mapping[
     if kind == "cpu":
         return 1
     if kind == "hpu":
-        return len(list_gaudis(root))
+        return len(list_gaudis(Machine(root)))
     nodes = [node for node in (root / "dev").glob("nvidia[0-9]*") if node.name[6:].isdigit()]
     shown = environ.get("CUDA_VISIBLE_DEVICES")
     return max(1, len(nodes)) if shown is None else len(shown.split(","))
 
 
-def list_gaudis(root: Path) -> list[Path]:
+def list_gaudis(machine: Machine) -> list[str]:
     """List the devices of Gaudi's driver by their folders below /sys; other vendors' drivers list theirs there, too."""
-    folders = sorted((root / "sys/class/accel").glob("accel[0-9]*"))
-    return [folder for folder in folders if _read(folder / "device/vendor") in ("", HABANA_VENDOR)]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
+    folders = [f"/sys/class/accel/{name}" for name in machine.names("/sys/class/accel", "accel[0-9]*")]
+    return [folder for folder in folders if machine.read(f"{folder}/device/vendor") in (None, HABANA_VENDOR)]
 
 
 def open_device(kind: DeviceKind, *, or_cpu: bool = False, local_rank: int = 0) -> DeviceKind:
@@ -132,7 +126,7 @@ def open_device(kind: DeviceKind, *, or_cpu: bool = False, local_rank: int = 0) 
 def find_hpu_error(root: Path, environ: Mapping[str, str]) -> DeviceError | None:
     """Return why there is no usable Gaudi below `root`; None if there is one."""
     node = root / "sys/class/accel/accel0"
-    if not list_gaudis(root):
+    if not list_gaudis(Machine(root)):
         why = "does not exist" if not node.exists() else "is another vendor's"
         return DeviceError(
             f"device hpu: {node} {why}, so no Gaudi driver is loaded",

@@ -49,7 +49,7 @@ def gather_gaudi(machine: Machine) -> Gaudi:
     """Return the data; imports nothing of the vendor's."""
     loaded = machine.path("/sys/module/habanalabs").is_dir()
     devices = {}
-    places = [f"/sys/class/accel/{folder.name}" for folder in list_gaudis(machine.root)]
+    places = list_gaudis(machine)
     places += [f"/sys/class/habanalabs/{name}" for name in machine.names("/sys/class/habanalabs", "hl[0-9]*")]
     for place in places:
         name = place.rpartition("/")[2]

@@ -52,6 +52,8 @@ class ServeFlags:
             raise ValueError(message)
 
     def _find_faults(self) -> Iterator[str]:
+        if not self.host.strip():  # the system takes it for all addresses
+            yield f"--host {self.host!r}: must be an address or a name; 0.0.0.0 is all of this machine"
         if not 0 <= self.port <= 65535:
             yield f"--port {self.port}: must be 0 to 65535"
         if self.score_threshold is not None and not 0.05 <= self.score_threshold <= 1:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +27,8 @@ from gaudi_apps.inference.exported_models import (
 )
 from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
 from gaudi_datasets.fetching.copies import fetch_copy
-from gaudi_ops.files import read_file, read_text, staging_folder, write_file
+from gaudi_ops.files import FileError, publish_file, read_file, read_text, staging_folder, write_file
+from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_apps.inference.serving.flags import LayoutFlags
@@ -133,7 +135,7 @@ def _read_export(folder: Path) -> dict[str, Any]:
         raise MissingInputError(
             "holds no export", path=folder, remedy=f"give the folder of an export, which has {MANIFEST}"
         ) from None
-    except ValueError as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"cannot be read ({error})", path=folder / MANIFEST, remedy="export it again") from None
     is_whole = isinstance(manifest, dict) and manifest.get("format") == FORMAT
     if not is_whole or not _is_described(manifest):
@@ -157,18 +159,33 @@ def _read_files(folder: Path, sums: Mapping[str, str]) -> dict[str, bytes]:
     for name, sha256 in sums.items():
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:
-            raise UnsafeError("names a file outside the export", path=folder / MANIFEST, record=name)
+            raise UnsafeError(
+                "names a file outside the export", path=folder / MANIFEST, record=ascii(name), field="sha256"
+            )
         try:
             files[name] = read_file(folder / path)
         except (FileNotFoundError, NotADirectoryError):
             raise DataError("is missing", path=folder / path, remedy="export it again") from None
+        except FileError:  # names the file, which is a pipe or too large
+            raise
+        except (IsADirectoryError, ValueError):  # the latter of what no file can be named, as with NUL
+            raise DataError(
+                "names no file", path=folder / MANIFEST, record=ascii(name), field="sha256", remedy="export it again"
+            ) from None
         if hashlib.sha256(files[name]).hexdigest() != sha256:
             raise DataError("is not as it was exported", path=folder / path, remedy="export it again")
     return files
 
 
 def _publish(model: Path, version: Path, files: Mapping[str, bytes], configs: Mapping[Path, str]) -> None:
-    """Write the files of a version beside its place, then configurations, and move the version there."""
+    """Write the files of a version beside its place, then configurations, and move the version there.
+
+    The server is another user, who gets to read what is made here; the mode of a folder that is there is its owner's.
+    """
+    made = [folder for folder in (model, *model.parents) if not folder.exists()]
+    for folder in {model, model.parent} - {*made}:
+        if ~folder.stat().st_mode & (stat.S_IROTH | stat.S_IXOTH):
+            say(f"{folder}: others may not read it, and so maybe not the server", error=True)
     model.parent.mkdir(parents=True, exist_ok=True)
     with staging_folder(model.parent) as staging:
         draft = staging / "version"
@@ -176,11 +193,14 @@ def _publish(model: Path, version: Path, files: Mapping[str, bytes], configs: Ma
             (draft / name).parent.mkdir(parents=True, exist_ok=True)
             write_file(draft / name, content)
         model.mkdir(exist_ok=True)
-        for path, text in configs.items():
-            write_file(path, text)
-        # For the server, which is another user.
-        for path in (draft, *draft.rglob("*"), model, model.parent, *configs):
-            path.chmod(0o755 if path.is_dir() else 0o644)
+        drafts = {staging / path.name: path for path in configs}
+        for own, path in drafts.items():
+            write_file(own, configs[path])
+        for each in (draft, *draft.rglob("*"), *drafts, *made):
+            mode = stat.S_IMODE(each.stat().st_mode)
+            each.chmod(mode | (0o755 if each.is_dir() else 0o644))
+        for own, path in drafts.items():
+            publish_file(own, path)
         draft.rename(version)
 
 
