@@ -108,8 +108,8 @@ def test_a_video_without_a_rate_gets_one(told: float, tmp_path: Path, monkeypatc
 
 def write_jpegs(path: Path, sides: list[int]) -> Path:
     """Write frames of noise of these sizes as Motion JPEG."""
-    pictures = [np.random.default_rng(n).integers(0, 256, (side, side, 3), np.uint8) for n, side in enumerate(sides)]
-    path.write_bytes(b"".join(cv2.imencode(".jpg", picture)[1].tobytes() for picture in pictures))
+    images = [np.random.default_rng(n).integers(0, 256, (side, side, 3), np.uint8) for n, side in enumerate(sides)]
+    path.write_bytes(b"".join(cv2.imencode(".jpg", image)[1].tobytes() for image in images))
     return path
 
 
@@ -117,7 +117,7 @@ def write_jpegs(path: Path, sides: list[int]) -> Path:
 def test_a_change_of_size_is_noted(
     sides: list[int], noted: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """OpenCV gives the last picture of the first size in place of the others."""
+    """OpenCV gives the last frame of the first size in place of the others."""
     frames = list(read_frames(write_jpegs(tmp_path / "x.mjpeg", sides)))
     assert [frame.number for frame in frames] == list(range(12))
     assert re.findall(r"\d+ of \d+", capsys.readouterr().err) == noted

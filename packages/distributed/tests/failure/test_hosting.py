@@ -76,7 +76,7 @@ def test_alone_there_is_nothing_to_watch() -> None:
 
 
 class Turns(SingleProcess):
-    """What rank 0 hears of four ranks on two hosts that are numbered in turns."""
+    """The communicator of rank 0 of four, which are numbered in turns on two hosts."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -200,7 +200,7 @@ MOST_EQUAL = 5  # frames at the end of a video that may be equal to the one befo
 class FrameCounter:
     """Count the frames of a video that is read, and those at its end that are equal to the one before.
 
-    Where a video changes the size of its pictures, OpenCV gives the picture before again and again, and says nothing; a
+    Where a video changes the size of its frames, OpenCV gives the frame before again and again, and says nothing; a
     scene without motion gives equal ones, too.
 
     Args:
