@@ -298,6 +298,34 @@ def test_a_flag_out_of_bounds_is_named_with_its_bounds(value: float, bounds: lis
     assert [bound for bound in ("at least 0", "below 1", "finite") if bound in str(caught.value)] == bounds
 
 
+@pytest.mark.parametrize(
+    ("name", "flag", "values"),
+    [
+        *((name, flag, ["1e306"]) for name in CLASSES for flag in ("--epochs", "--warmup_epochs")),
+        *((name, "--train_epochs", ["1e306"]) for name in ("resnet_train", "resnext_train")),
+        ("ssd_train", "--lr_drop_epochs", ["1", "1e306"]),
+        ("resnet_train", "--eval_epochs", ["1e306"]),
+        ("ssd_mxnet_train", "--lr_drop_epochs", ["1", "1" + 400 * "0"]),
+        ("ssd_mxnet_train", "--val_epochs", ["1", "1" + 400 * "0"]),
+        ("ssd_mxnet_train", "--lr_decay_factor", ["1e200"]),
+    ],
+)
+def test_a_flag_of_a_size_that_nothing_can_be_computed_with_is_refused(name: str, flag: str, values: list[str]) -> None:
+    program, words = PROGRAMS[name]
+    with pytest.raises(FlagError) as caught:
+        program.parse([*words, flag, *values])
+    named = flag.removeprefix("--")
+    named = find_aliases(program.config).get(named, named)
+    assert (caught.value.flag, caught.value.exit_status) == (f"--{named}", 64)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_plan_of_the_most_epochs_can_be_made(name: str) -> None:
+    program, words = PROGRAMS[name]
+    config = program.parse([*words, "--epochs", "1e6", "--warmup_epochs", "1e6"])
+    assert program.open(config, Distribution()).make_plan(NUM_IMAGES).total_steps >= 1e6
+
+
 def test_an_integer_that_is_too_long_to_print_is_refused() -> None:
     """Python prints none of more than 4300 digits, which a hexadecimal one of a configuration may have."""
     with pytest.raises(FlagError) as caught:

@@ -11,6 +11,7 @@ import pytest
 from gaudi_apps import ssd_mxnet_train
 from gaudi_apps.mxnet.application import input_options, make_settings, open_training_data
 from gaudi_apps.mxnet.config import SSDMXNetConfig
+from gaudi_apps.mxnet.plan import make_plan
 from gaudi_apps.runtime.settings import Distribution
 from gaudi_datasets.detection.batches import train_batches
 from gaudi_datasets.detection.sources import RecordSource
@@ -55,6 +56,8 @@ def test_values_are_taken_in_any_case_and_flags_with_hyphens() -> None:
         (["--use_horovod"], "--use_horovod:", "no processes"),
         (["--gradient-predivide-factor", "0"], "--gradient-predivide-factor 0:", "above 0"),
         (["--bn-group", "3"], "'--bn-group'", "8"),
+        (["--mlperf_org", "me"], "--mlperf_org:", "give --mlperf"),
+        (["--mlperf_division", "closed"], "--mlperf_division:", "give --mlperf"),
     ],
 )
 def test_a_wrong_flag_is_named(ssd_mxnet_train: Callable[..., Any], flags: list[str], subject: str, named: str) -> None:
@@ -64,6 +67,21 @@ def test_a_wrong_flag_is_named(ssd_mxnet_train: Callable[..., Any], flags: list[
     assert subject in done.err
     assert named in done.err
     assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("flags", [["--mode", "train", "--coco_root", "x"], ["--use_fake_data"]])
+def test_a_background_validation_that_never_comes_is_told(flags: list[str]) -> None:
+    """And not refused, for a submission gives it, whatever its user adds."""
+    told, usual = (
+        make_plan(ssd_mxnet_train.PROGRAM.parse([*flags, *more]), 320).warnings for more in (["--async_val"], [])
+    )
+    (warning,) = set(told) - set(usual)
+    assert "--async_val" in warning
+
+
+def test_a_submission_may_name_who_submits_without_the_log_that_it_writes() -> None:
+    config = ssd_mxnet_train.PROGRAM.parse(["--submission", "--mlperf_org", "me"])
+    assert config.mlperf.mlperf_org == "me"
 
 
 def test_images_have_to_come_from_somewhere(ssd_mxnet_train: Callable[..., Any]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,12 @@ STEPS = 6  # of 2 of 5 images: epochs end after 2.5 and 5 steps
 
 def read_lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def list_events(folder: Path) -> list[Any]:
+    """List keys of MLPerf's log with the epochs that they are of."""
+    events = [json.loads(line.removeprefix(":::MLLOG")) for line in (folder / "mlperf.log").read_text().splitlines()]
+    return [(event["key"], event["metadata"].get("epoch_num")) for event in events]
 
 
 def load(folder: Path) -> Any:
@@ -116,9 +124,121 @@ def test_a_continued_run_is_the_uninterrupted_one(
     assert_equal_runs(trained, tmp_path / "parts")
     history = [[row["loss"] for row in read_lines(path / "history.jsonl")] for path in (trained, tmp_path / "parts")]
     assert history[0] == history[1]
-    log = (tmp_path / "parts" / "mlperf.log").read_text()
-    assert log.count('"run_start"') == 1
+    epochs = [
+        [event for event in list_events(path) if not event[0].startswith("eval_")]  # the parts validate their ends
+        for path in (trained, tmp_path / "parts")
+    ]
+    assert epochs[0] == epochs[1]
     assert "nothing to train" in ssd_mxnet_train("--steps", STEPS, *flags).out
+
+
+def test_a_killed_run_has_the_log_of_one_that_was_not(
+    ssd_mxnet_train: Callable[..., Any], trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("--steps", STEPS, "--val-interval", 1, "--target-map", 0, "--mlperf", "--model_dir", tmp_path / "killed")
+    save = CheckpointFolder.save
+
+    def fail(self: CheckpointFolder, step: int, *content: Any) -> Path:
+        """Keep no checkpoint of the last step, before which the second epoch ends in the log."""
+        if step == STEPS:
+            raise OSError(28, "No space left on device")
+        return save(self, step, *content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointFolder, "save", fail)
+        assert ssd_mxnet_train(*flags, "--save_checkpoints_steps", 4).status == 74
+    assert load(tmp_path / "killed").step == 4
+    assert ssd_mxnet_train(*flags).status == 0
+    assert list_events(tmp_path / "killed") == list_events(trained)
+
+
+def test_a_run_of_a_checkpoint_without_the_length_of_the_log_goes_on(
+    ssd_mxnet_train: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("--mode", "train", "--mlperf", "--model_dir", tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("gaudi_apps.mxnet.mlperf.MLPerfLog.add_state", lambda self, state: state)
+        assert ssd_mxnet_train("--steps", 1, *flags).status == 0
+    before = (tmp_path / "mlperf.log").read_text()
+    assert load(tmp_path).run_state.log_bytes is None
+    assert ssd_mxnet_train("--steps", 2, *flags).status == 0
+    assert (tmp_path / "mlperf.log").read_text().startswith(before)
+
+
+def test_one_process_has_batch_norm_over_its_own_images(ssd_mxnet_train: Callable[..., Any], tmp_path: Path) -> None:
+    flags = ("--mode", "train", "--steps", 1, "--bn-group", 4, "--mlperf", "--model_dir", tmp_path)
+    assert ssd_mxnet_train(*flags).status == 0
+    events = [json.loads(line.removeprefix(":::MLLOG")) for line in (tmp_path / "mlperf.log").read_text().splitlines()]
+    assert [event["value"] for event in events if event["key"] == "model_bn_span"] == [2]
+
+
+def test_a_run_that_is_killed_while_its_end_waits_for_scores_gets_them(
+    ssd_mxnet_train: Callable[..., Any], trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "killed"
+    flags = ("--steps", STEPS, "--val-interval", 1, "--target-map", 0, "--mlperf", "--model_dir", folder)
+
+    def take(self: Any, *, wait: bool = False, on_wait: Any = None) -> Any:
+        if wait:
+            raise KeyboardInterrupt
+        return ()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gaudi_apps.mxnet.evaluation.BackgroundScoring.take", take)
+        assert ssd_mxnet_train(*flags, "--async-val").status == 75
+    assert load(folder).step == 3
+    assert (folder / "evaluations.jsonl").read_text() == ""
+    monkeypatch.setattr("gaudi_apps.mxnet.evaluation.BackgroundScoring", ScoringHere)
+    assert ssd_mxnet_train(*flags, "--async-val").status == 0
+    assert (folder / "evaluations.jsonl").read_text() == (trained / "evaluations.jsonl").read_text()
+    assert_equal_runs(trained, folder)
+    assert sorted(map(str, list_events(folder))) == sorted(map(str, list_events(trained)))
+    assert list_events(folder)[-1] == list_events(trained)[-1]
+
+
+def test_the_log_keeps_scores_that_came_after_the_checkpoint_of_a_killed_run(
+    ssd_mxnet_train: Callable[..., Any], trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, calls = tmp_path / "killed", itertools.count(1)
+    flags = ("--steps", STEPS, "--val-interval", 1, "--target-map", 0, "--mlperf", "--model_dir", folder)
+
+    def take(self: ScoringHere, **options: Any) -> list[Any]:
+        """Hold the score of the third step, which has a checkpoint, until the fourth."""
+        call = next(calls)
+        if call == 5:
+            raise KeyboardInterrupt
+        jobs = self.jobs if call == 4 else []
+        self.jobs = [job for job in self.jobs if job not in jobs]
+        return jobs
+
+    monkeypatch.setattr("gaudi_apps.mxnet.evaluation.BackgroundScoring", ScoringHere)
+    with monkeypatch.context() as patch:
+        patch.setattr(ScoringHere, "take", take)
+        assert ssd_mxnet_train(*flags, "--async-val").status == 75
+    assert (load(folder).step, [row["step"] for row in read_lines(folder / "evaluations.jsonl")]) == (3, [3])
+    assert ssd_mxnet_train(*flags, "--async-val").status == 0
+    assert sorted(map(str, list_events(folder))) == sorted(map(str, list_events(trained)))
+    assert (folder / "evaluations.jsonl").read_text() == (trained / "evaluations.jsonl").read_text()
+
+
+class ScoringHere:
+    """Score in this process, where the network is the small one; each when it is submitted."""
+
+    def __init__(self, open_scoring: Any) -> None:
+        self._score, self.jobs = open_scoring(), list[Any]()
+        self.pending_steps = list[int]()
+
+    def submit(self, checkpoint: Any) -> None:
+        result = futures.Future[Any]()
+        result.set_result(self._score(checkpoint.tensors))
+        self.jobs.append((checkpoint, result))
+
+    def take(self, **options: Any) -> list[Any]:
+        jobs, self.jobs = self.jobs, []
+        return jobs
+
+    def close(self) -> None:
+        pass
 
 
 def test_a_log_that_the_disk_does_not_take_is_an_error() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -18,6 +19,7 @@ import pytest
 from gaudi_apps.training import checkpoint as checkpoints
 from gaudi_apps.training.checkpoint import MANIFEST, TENSORS, CheckpointFolder, load_checkpoint
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_ops.program import exit_status_of
 
 METADATA = {"categories": [{"id": 1, "name": "cät"}]}
 
@@ -156,6 +158,39 @@ def test_the_damaged_file_is_named(tmp_path: Path) -> None:
     (path / TENSORS).write_bytes(b"")
     with pytest.raises(DataError, match=f"^{path / TENSORS}: "):
         load_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", [TENSORS, MANIFEST])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES])
+def test_a_file_that_the_system_cannot_read_now_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+) -> None:
+    folder = CheckpointFolder(tmp_path)
+    for step in (1, 2):
+        folder.save(step, make_tensors(step), {})
+    failing = {MANIFEST: "read_file", TENSORS: "hash_file"}[name]
+    read = getattr(checkpoints, failing)
+
+    def fail(path: Path) -> Any:
+        if path == folder.path(2) / name:
+            raise OSError(number, os.strerror(number), str(path))
+        return read(path)
+
+    monkeypatch.setattr(checkpoints, failing, fail)
+    told: list[str] = []
+    with pytest.raises(OSError) as caught:
+        folder.load_newest(report=told.append)
+    assert (caught.value.errno, caught.value.filename, told) == (number, str(folder.path(2) / name), [])
+    assert exit_status_of(caught.value) == 74
+
+
+def test_a_folder_in_the_place_of_a_file_is_damage(tmp_path: Path) -> None:
+    path = CheckpointFolder(tmp_path).save(5, make_tensors(), {})
+    (path / TENSORS).unlink()
+    (path / TENSORS).mkdir()
+    with pytest.raises(DataError) as caught:
+        load_checkpoint(path)
+    assert caught.value.exit_status == 65
 
 
 @pytest.mark.parametrize("lost", [TENSORS, MANIFEST])

@@ -61,3 +61,18 @@ def test_a_continued_run_stops_where_one_that_was_not_stopped_does(
         assert whole.update(step, score) == resumed.update(step, score)
         assert whole.reason == resumed.reason
     assert (whole.best, whole.best_step) == (resumed.best, resumed.best_step)
+
+
+@given(before=SCORES, after=SCORES)
+def test_a_continued_run_catches_up_with_scores_that_its_checkpoint_waited_for(
+    before: list[float], after: list[float]
+) -> None:
+    whole, first, resumed = (EarlyStopping() for _ in range(3))
+    scores = list(enumerate([*before, *after], 1))
+    for step, score in scores:
+        whole.update(step, score)
+        if step <= len(before):
+            first.update(step, score)
+    resumed.load(json.loads(json.dumps(first.state())))
+    resumed.catch_up(scores)
+    assert resumed.state() == whole.state()

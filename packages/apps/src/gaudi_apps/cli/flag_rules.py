@@ -106,6 +106,10 @@ resume_safe = partial(Flag, resume_safe=True, per_rank=False)
 per_rank = partial(Flag, resume_safe=True, per_rank=True)
 
 
+# Of all programs, so that the numbers of steps that follow can be computed with.
+_EPOCHS = fixed(maximum=1e6)
+
+
 def _fits_float(value: float) -> bool:
     try:
         return math.isfinite(value)
@@ -220,18 +224,23 @@ def make_short_run(config: Any, steps: int) -> dict[str, Any]:
 
 
 def check_bounds(config: Any) -> None:
-    """Check every number of a dataclass of flags against its bounds; groups are followed.
+    """Check every number of a dataclass of flags, and each of several, against its bounds; groups are followed.
+
+    Numbers of epochs have a bound by the flag's name, besides those that are declared.
 
     Raises:
         FlagError: for the first flag that is out of bounds.
     """
     rules = find_rules(type(config))
-    for name, value in list_flags(config):
-        fault = rules[name].find_fault(value)
-        if fault is not None:
-            is_long = isinstance(value, int) and not _fits_float(value)
-            shown = f"of {value.bit_length()} bits" if is_long else f"{value:g}"
-            raise FlagError(f"--{name} {shown}: {fault}", flag=f"--{name}")
+    for name, found in list_flags(config):
+        for value in found if isinstance(found, tuple) else (found,):
+            fault = rules[name].find_fault(value)
+            if fault is None and "epochs" in name:
+                fault = _EPOCHS.find_fault(value)
+            if fault is not None:
+                is_long = isinstance(value, int) and not _fits_float(value)
+                shown = f"of {value.bit_length()} bits" if is_long else f"{value:g}"
+                raise FlagError(f"--{name} {shown}: {fault}", flag=f"--{name}")
 
 
 def parse_step_range(text: str, flag: str = "profile") -> range:

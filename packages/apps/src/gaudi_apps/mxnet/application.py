@@ -25,6 +25,7 @@ from gaudi_apps.runtime.settings import DeviceSettings, Distribution, RunSetting
 from gaudi_apps.training.application import Application, ReduceStatistics, Restored, check_source, keep_if_it_fits
 from gaudi_apps.training.callbacks import Checkpoints, Evaluation, Heartbeat
 from gaudi_apps.training.checkpoint import ModelConfig
+from gaudi_apps.training.history import History
 from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.trainer import Batches, Callback, TrainableTask, TrainingData
 from gaudi_datasets.detection.batches import Layout, prepare_pixels
@@ -161,19 +162,20 @@ class SSDMXNetApplication(Application):
     def make_callbacks(self, callbacks: Sequence[Callback], plan: Plan) -> list[Callback]:
         """Add MLPerf's log on rank 0, and score in a process of its own, if the flags ask for it."""
         made = list(callbacks)
+        (history,) = (one for one in made if isinstance(one, History))
         if self.config.report.async_val:
             (heartbeat,) = (one for one in made if isinstance(one, Heartbeat))
             (saver,) = (one for one in made if isinstance(one, Checkpoints))
             open_process = partial(open_scoring, self.config)
-            made = [
-                AsyncEvaluation(one, saver.folder, heartbeat, open_process) if isinstance(one, Evaluation) else one
-                for one in made
-            ]
+            for one in [one for one in made if isinstance(one, Evaluation)]:
+                made.remove(one)
+                evaluation = AsyncEvaluation(one, saver.folder, history, heartbeat, open_process)
+                made.insert(made.index(saver), evaluation)
         if self.config.mlperf.mlperf and self.settings.distribution.rank_info.rank == 0:
             from gaudi_apps.mxnet.mlperf import MLPerfLog
 
             path, count = self.settings.model_dir / MLPERF_LOG, self._num_scored
-            made.insert(0, MLPerfLog(path, self.config, plan, eval_samples=count, started=self._started))
+            made.insert(0, MLPerfLog(path, self.config, plan, history, eval_samples=count, started=self._started))
         return made
 
     def _open_detector(self, model: Any) -> Any:

@@ -150,7 +150,7 @@ class ScheduleFlags:
     threads of the submission on it, where no other flag gives them."""
     base_lr: Annotated[float | None, arg(aliases=["--lr"]), fixed(above=0, finite=False)] = None
     """Learning rate for 32 images per step; by default 2.5e-3."""
-    lr_decay_factor: Annotated[float, fixed(above=0)] = 0.1
+    lr_decay_factor: Annotated[float, fixed(above=0, maximum=1)] = 0.1
     """Factor of the learning rate at each of --lr_drop_epochs."""
     lr_drop_epochs: Annotated[tuple[int, ...], arg(aliases=["--lr_decay_epochs"]), fixed()] = (44, 55)
     """Epochs after which the learning rate is multiplied by --lr_decay_factor."""
@@ -305,6 +305,7 @@ def validate(config: SSDMXNetConfig) -> None:
             )
     _check_data(config.run, config.data)
     _check_modes(config)
+    _check_mlperf(config)
     for entry in fields(AugmentationFlags) if config.data.use_fake_data else ():
         if getattr(config.augmentation, entry.name) != entry.default:
             raise FlagError(f"--{entry.name}: has no effect on random images", flag=f"--{entry.name}")
@@ -414,6 +415,18 @@ def _check_modes(config: SSDMXNetConfig) -> None:
             flag="--clean",
             remedy="leave one of them out",
         )
+
+
+def _check_mlperf(config: SSDMXNetConfig) -> None:
+    """Check that what MLPerf's log says is given only where it is written, as by a submission."""
+    for entry in fields(MLPerfFlags):
+        is_given = getattr(config.mlperf, entry.name) != entry.default
+        if is_given and not (config.mlperf.mlperf or config.run.submission):
+            raise FlagError(
+                f"--{entry.name}: is for the log of --mlperf",
+                flag=f"--{entry.name}",
+                remedy="give --mlperf too, or leave it out",
+            )
 
 
 def _check_processes(flags: MXNetHorovodFlags) -> None:

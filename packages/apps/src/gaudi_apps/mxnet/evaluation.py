@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from functools import partial
 from multiprocessing.connection import Connection
@@ -16,10 +16,13 @@ from typing import Any, TypeAlias, cast
 from gaudi_apps.detection.detections import DRAWN_PER_IMAGE, Detect
 from gaudi_apps.detection.evaluator import DetectionEvaluator, Scored
 from gaudi_apps.inference.evaluator import Batch
-from gaudi_apps.runtime.errors import BackgroundError, warn
+from gaudi_apps.runtime.errors import SIGNALS, BackgroundError, warn
 from gaudi_apps.training.callbacks import Evaluation, Heartbeat
-from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder
+from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, load_checkpoint
+from gaudi_apps.training.history import History
 from gaudi_datasets.detection.batches import Layout, eval_batches
+from gaudi_datasets.errors import DataError
+from gaudi_datasets.program import count_things
 from gaudi_ops.program import hold_interrupts
 
 Score: TypeAlias = Callable[[Mapping[str, Any]], Any]  # scores weights
@@ -45,7 +48,12 @@ class BackgroundScoring:
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, open_scoring), daemon=True)
         with hold_interrupts():
-            self._process.start()
+            # The process begins with these signals blocked, so none ends it before it ignores them.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            try:
+                self._process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
         self._exchanges = futures.ThreadPoolExecutor(max_workers=1)
         self._pending: deque[Job] = deque()
@@ -86,7 +94,8 @@ class BackgroundScoring:
             error, result = self._connection.recv()
         except (EOFError, OSError):
             raise BackgroundError(
-                "the process that validates in the background has ended; see above, or leave out --async_val"
+                "the process that validates in the background has ended, as one does that is killed for lack of memory",
+                remedy="give the same command again, which goes on from a checkpoint, or leave out --async_val",
             ) from None
         if error is not None:
             raise error
@@ -95,8 +104,9 @@ class BackgroundScoring:
 
 def _serve(connection: Connection, open_scoring: OpenScoring) -> None:
     """Score what comes, until the other process ends."""
-    # Ctrl-C is sent to this process, too; the training process reacts to it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A terminal or scheduler sends these to this process, too; the training process reacts to them, and ends this one.
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     score: Score | None = None
     while True:
@@ -158,9 +168,13 @@ class MXNetEvaluator(DetectionEvaluator):
 class AsyncEvaluation(Evaluation):
     """Score the model in a process beside the training; scores come in the order of their steps.
 
+    It is called before the callback that writes checkpoints, so that the last one is there when all scores are. A run
+    that goes on takes up the scores that its checkpoint does not know, and has those computed that never came.
+
     Args:
         evaluation: the callback that this one replaces; its evaluator is an `MXNetEvaluator`.
-        checkpoints: of the run; the last one is written again when all scores are there.
+        checkpoints: of the run.
+        history: has the scores of earlier starts, and is called before.
         heartbeat: reports progress while the end of training waits for scores.
         open_scoring: returns, in that process, the function that scores weights of a model's configuration; can be
             pickled.
@@ -170,18 +184,28 @@ class AsyncEvaluation(Evaluation):
         self,
         evaluation: Evaluation,
         checkpoints: CheckpointFolder,
+        history: History,
         heartbeat: Heartbeat,
         open_scoring: Callable[[Mapping[str, Any]], Score],
     ) -> None:
         super().__init__(evaluation.evaluator, evaluation.early_stopping, evaluation.best)
-        self._checkpoints, self._heartbeat, self._open_scoring = checkpoints, heartbeat, open_scoring
+        self._checkpoints, self._history, self._heartbeat = checkpoints, history, heartbeat
+        self._open_scoring = open_scoring
         self._background: BackgroundScoring | None = None
         self._latest_result: Any = None
 
     def on_train_begin(self) -> None:
-        """Start the process, on rank 0."""
+        """Start the process, on rank 0, and take up the scores of earlier starts."""
         if self.trainer.is_root:
             self._background = BackgroundScoring(partial(self._open_scoring, self.trainer.model_config))
+            self.early_stopping.catch_up([(int(row["step"]), row.get("AP", 0.0)) for row in self._history.scores])
+            self._keep_best()
+
+    def on_step_begin(self, step: int) -> None:
+        """Before the first step, when all callbacks have begun, take up the validations that a kill has prevented."""
+        if self._background is not None and step == self.trainer.state.step + 1:
+            self._submit_unscored(self._background)
+            self._heartbeat.on_step_begin(step)
 
     def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
         """Submit the weights if an evaluation is due, and take the scores that are there."""
@@ -195,25 +219,56 @@ class AsyncEvaluation(Evaluation):
             self.trainer.request_stop()
 
     def on_checkpoint(self, step: int) -> None:
-        """Wait for the scores after the last step, and write its checkpoint again with them."""
+        """Wait for all scores after the last step, before the checkpoint is written that makes the run complete."""
         if step < self.trainer.plan.total_steps:
             return
         self._heartbeat.report("scoring")
         self._take_scores(wait=True)
         cast("MXNetEvaluator", self.evaluator).set_result(step, self._latest_result)
-        checkpoint = self.trainer.make_checkpoint()
-        if self.trainer.is_root:
-            self._checkpoints.save(step, checkpoint.tensors, checkpoint.metadata)
+        self._history.on_checkpoint(step)  # which has rows since it was called
+        self._heartbeat.report("checkpoint")
 
     def on_train_end(self) -> None:
-        """Warn of a score that was not waited for."""
+        """Warn of scores that were not waited for."""
         if self._background is not None and (late := self._background.pending_steps):
-            warn(f"the validation of step {late[0]} was not awaited")
+            warn(f"not awaited: {_name_validations(late)}")
 
     def close(self) -> None:
         """End the process."""
         if self._background is not None:
             self._background.close()
+
+    def _keep_best(self) -> None:
+        """Save the best checkpoint, if the run was killed between its score and that."""
+        step = self.early_stopping.best_step
+        if step not in self.best.steps() and (checkpoint := self._load(step)) is not None:
+            self._save_best(checkpoint)
+
+    def _submit_unscored(self, background: BackgroundScoring) -> None:
+        """Have the checkpoints scored whose scores never came; warn of steps whose checkpoint is gone or damaged."""
+        scored, lost = {row["step"] for row in self._history.scores}, list[int]()
+        for step in self.trainer.plan.evaluated_steps:
+            if step > self.trainer.step or step in scored:
+                continue
+            if (checkpoint := self._load(step)) is None:
+                lost.append(step)
+            else:
+                self.trainer.begin_evaluation(step)
+                background.submit(checkpoint)
+        if lost:
+            warn(f"cannot be made up for, because no checkpoint has the weights: {_name_validations(lost)}")
+
+    def _load(self, step: int) -> Checkpoint | None:
+        """Load the checkpoint of a step, unless it is gone or damaged."""
+        try:
+            return load_checkpoint(self._checkpoints.path(step))
+        except DataError:
+            return None
+
+    def _save_best(self, checkpoint: Checkpoint) -> None:
+        metadata = {**checkpoint.metadata, "early_stop": self.early_stopping.state()}
+        self.best.save(checkpoint.step, checkpoint.tensors, metadata)
+        self.best.remove_later(checkpoint.step)
 
     def _take_scores(self, *, wait: bool = False) -> None:
         if self._background is None:
@@ -223,5 +278,8 @@ class AsyncEvaluation(Evaluation):
             self._latest_result = result.result()
             self.trainer.end_evaluation(checkpoint.step, self.evaluator.summarize(self._latest_result))
             if self.early_stopping.is_best:
-                metadata = {**checkpoint.metadata, "early_stop": self.early_stopping.state()}
-                self.best.save(checkpoint.step, checkpoint.tensors, metadata)
+                self._save_best(checkpoint)
+
+
+def _name_validations(steps: Sequence[int]) -> str:
+    return f"{count_things(len(steps), 'validation')}, of step {', '.join(map(str, steps))}"

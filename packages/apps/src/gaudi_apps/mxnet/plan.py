@@ -109,6 +109,9 @@ def _find_misfits(
         found.append(describe_late_drops(late, total_steps, "lower --lr_drop_epochs"))
     if config.schedule.base_lr is not None and config.schedule.base_lr * batch / IMAGES_OF_BASE_RATE < UNIT_RATE / 2:
         found.append(f"the rate is {UNIT_RATE:g}, the smallest one, and --base_lr asks for less than half of it")
+    # No error, for a submission gives the flag, whatever its user adds.
+    if config.report.async_val and (config.run.mode == "train" or config.data.use_fake_data):
+        found.append("--async_val has no effect: nothing is validated while it trains")
     return found
 
 

@@ -107,7 +107,9 @@ class ExportError(GaudiError, RuntimeError):
 
 
 class BackgroundError(GaudiError, RuntimeError):
-    """The process that scores in the background has ended by itself."""
+    """The process that scores in the background has ended by itself, often because memory was short."""
+
+    exit_status = 74
 
 
 class ThreadTrialError(GaudiError, RuntimeError):

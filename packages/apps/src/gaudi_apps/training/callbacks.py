@@ -131,6 +131,11 @@ class EarlyStopping(Callback):
             self._without_gain += 1
         return self.is_best
 
+    def catch_up(self, scores: Sequence[tuple[int, float]]) -> None:
+        """Take in the scores that came after the state of the checkpoint, of all scores by step."""
+        for step, score in [one for one in scores if one[0] > self.best_step][self._without_gain :]:
+            self.update(step, score)
+
     @property
     def reason(self) -> str | None:
         """Why to stop, in a line for the user; None to go on."""

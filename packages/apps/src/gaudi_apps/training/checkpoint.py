@@ -80,6 +80,7 @@ class RunState:
         early_stop: state of `gaudi_apps.training.callbacks.EarlyStopping`, JSON values by name; None: its first one.
         history: hashes of the rows of scalars and of scores so far, each empty where it is not known; or nothing.
         refits: with --minutes, the arguments of `gaudi_apps.training.plan.Plan.refit`, in their order.
+        log_bytes: length of MLPerf's log; None: there is none, or it is not known.
     """
 
     step: int = 0
@@ -91,6 +92,7 @@ class RunState:
     early_stop: Mapping[str, Any] | None = None
     history: tuple[str, ...] = ()
     refits: tuple[tuple[int, int], ...] = ()
+    log_bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values by name, as `from_json` reads them; the step is the checkpoint's own."""
@@ -102,6 +104,7 @@ class RunState:
             "early_stop": self.early_stop,
             "history": list(self.history),
             "refits": [list(refit) for refit in self.refits],
+            "log_bytes": self.log_bytes,
         }
 
     @classmethod
@@ -128,6 +131,7 @@ class RunState:
             early_stop=None if stopping is None else _take(values, "early_stop", dict),
             history=tuple(map(str, history)),
             refits=tuple((done, total) for done, total in refits),
+            log_bytes=None if values.get("log_bytes") is None else _take(values, "log_bytes", int),
         )
 
 
@@ -234,6 +238,7 @@ class CheckpointFolder:
         Raises:
             MissingInputError: there is no checkpoint.
             DataError: there are checkpoints, and all are damaged or of another format.
+            OSError: one cannot be read now, see `load_checkpoint`.
         """
         steps = self.steps()
         if not steps:
@@ -271,6 +276,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises:
         DataError: a file is missing, damaged, or of another format; or the checkpoint is of another step than its
             folder's name, or of another run than the folder above.
+        OSError: a file cannot be read now, as of a disk that fails or without permission; it may be whole.
     """
     try:
         content = read_file(path / MANIFEST)
@@ -288,7 +294,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
         _require_place(path, manifest, state.settings)
         return Checkpoint(manifest["step"], load_file(path / TENSORS), metadata, sha256)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
-        if isinstance(error, DataError):
+        is_lost = isinstance(error, (FileNotFoundError, IsADirectoryError))  # the file, or it never was one
+        if isinstance(error, DataError) or (isinstance(error, OSError) and not is_lost):
             raise
         raise DataError(f"{path}: is damaged ({error!r}); {_REMEDY}") from error
 

@@ -49,12 +49,16 @@ class History(Callback):
         history: file of scalars.
         evaluations: file of scores.
         every: steps between two rows of scalars.
+
+    Attributes:
+        scores: rows of scores that earlier starts wrote, up to the step from which the run goes on.
     """
 
     def __init__(self, history: Path, evaluations: Path, every: int = 1) -> None:
         self._paths, self._every = (history, evaluations), every
         self._files: list[IO[str]] = []
         self._digests: list[_Digest] = []
+        self.scores: list[Row] = []
         self._scored = set[int]()  # steps whose scores are to come, some from a process of their own
 
     def is_due(self, step: int) -> bool:
@@ -68,6 +72,7 @@ class History(Callback):
             write_file(path, "".join(_to_line(row) for row in kept))
             self._files.append(open_regular_file(path, "a", encoding="utf-8"))
             self._digests.append(digest)
+            self.scores = kept  # of the second file, in the end
 
     def add_state(self, state: RunState) -> RunState:
         """Keep in checkpoints by which the rows are known: those of rank 0, and scores where none is to come."""
