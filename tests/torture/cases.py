@@ -456,7 +456,7 @@ class Case:
             if not found:
                 self.wrong.append(f"status {ended.status} without an error: {_last_line(ended)}")
             elif len(text.splitlines()) > MOST_LINES or len(text) > MOST_CHARACTERS:
-                self.wrong.append(f"an error of {len(text.splitlines())} lines, {len(text)} characters: {text[:80]}")
+                self.wrong.append(f"an error of {len(text.splitlines())} lines, {len(text)} characters: {text!r}")
 
     def _check_name(self, ended: Ended, call: shim.Call) -> None:
         """See that an error of a file names it, or its folder, or what it is a part of."""

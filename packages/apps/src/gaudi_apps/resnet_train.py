@@ -99,7 +99,7 @@ class TrainingFlags(flags.TrainingFlags):
     base_lr: Annotated[float | None, arg(aliases=["--base_learning_rate"]), fixed(above=0, finite=False)] = None
     """Learning rate for 256 images per step, by default .1. For a polynomial, LARS and Adam, learning rate of the run,
     by default 2.5 for LARS (9.5 on several processes), .001 for Adam, and by the batch size for a polynomial."""
-    warmup_epochs: Annotated[float | None, fixed(minimum=0)] = None
+    warmup_epochs: Annotated[float | None, fixed(minimum=0, maximum=1e6)] = None
     """Number of epochs of linear warm-up; by default 5, 3 for LARS, 0 for Adam."""
     end_learning_rate: Annotated[float, fixed(minimum=0)] = 1e-4
     """Learning rate at the end of a polynomial schedule."""

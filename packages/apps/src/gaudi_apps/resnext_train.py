@@ -80,7 +80,7 @@ class TrainingFlags(flags.TrainingFlags):
     use_cosine_lr: Annotated[bool, fixed()] = True
     """Lower the learning rate to 0 at the end by half a cosine; else times .1, .01, .001 and .0001 after epochs 30, 60,
     80 and 90."""
-    warmup_epochs: Annotated[float | None, fixed(minimum=0)] = None
+    warmup_epochs: Annotated[float | None, fixed(minimum=0, maximum=1e6)] = None
     """Number of epochs of linear warm-up; by default 8, and 0 with --fine_tune."""
     disable_warmup: Annotated[Switch, fixed()] = False
     """Train without warm-up."""
@@ -93,7 +93,7 @@ class TrainingFlags(flags.TrainingFlags):
     """Share of each label to spread over all classes."""
     enable_lars: Annotated[Switch, fixed()] = False
     """Train by LARS with a polynomial learning rate instead of SGD."""
-    epochs_for_lars: Annotated[float, fixed(above=0)] = 38.0
+    epochs_for_lars: Annotated[float, fixed(above=0, maximum=1e6)] = 38.0
     """Number of epochs to train by LARS, instead of --epochs."""
     start_learning_rate: Annotated[float, fixed(above=0, finite=False)] = 9.5
     """Highest learning rate of a run by LARS."""

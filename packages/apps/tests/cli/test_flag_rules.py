@@ -196,6 +196,8 @@ def test_every_flag_declares_its_rules(name: str) -> None:
 def test_bounds_are_those_of_numbers_and_defaults_keep_them(name: str) -> None:
     hints = dict(list_hints(CLASSES[name]))
     for flag, rule in find_rules(CLASSES[name]).items():
+        # So that the numbers of steps that follow can be computed with.
+        assert "epochs" not in flag or rule.maximum == 1e6, flag
         if (rule.minimum, rule.above, rule.maximum, rule.below) != (None, None, None, None):
             assert any(kind in str(hints[flag]) for kind in ("int", "float")), flag
     check_bounds(parse(name))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,6 +18,7 @@ from gaudi_datasets.errors import MissingExtraError
 from gaudi_distributed.cluster.rank_info import RankInfo
 from gaudi_distributed.errors import DeviceError
 from gaudi_models.mxnet import Layout, Precision
+from gaudi_ops.program import NO_THREAD
 
 
 def test_a_cpu_trains_channels_first_in_float32() -> None:
@@ -53,6 +55,25 @@ except DeviceError:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_thread_without_a_place_for_its_stack_is_too_little_memory() -> None:
+    """MXNet's engine, which has not all of its threads, would let others wait for ever."""
+    code = """
+import resource
+from pathlib import Path
+import gaudi_models.mxnet.layers, mxnet as mx
+from gaudi_apps.mxnet.framework import require_support
+held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (held + 2**22, held + 2**22))
+try:
+    require_support(mx.cpu(), "fp32", "NCHW")
+except MemoryError as error:
+    print(error)
+"""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, NO_THREAD, "")
 
 
 @pytest.mark.parametrize(("precision", "factor"), [("fp32", 1), ("bf16", 1), ("fp16", 128)])

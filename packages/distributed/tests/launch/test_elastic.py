@@ -170,9 +170,10 @@ def test_a_script_that_is_ended_with_the_run_is_not_told(
     assert hosts.hosts == {"localhost": 1}
 
 
-def test_new_host_that_is_bad_ends_nobody_else(run: Run) -> None:
-    """Its worker fails before it takes part, with a status that ends a run where all have it."""
-    process = run.start(BOTH[0], environ={"TF_TEST_BAD": "127.0.0.2"})
+@pytest.mark.parametrize("ended", ["78", "0"])
+def test_new_host_that_is_bad_ends_nobody_else(run: Run, ended: str) -> None:
+    """Its worker ends before it takes part, with a status that ends a run where all have it."""
+    process = run.start(BOTH[0], environ={"TF_TEST_BAD": "127.0.0.2", "TF_TEST_BAD_STATUS": ended})
     run.assignment(1, 1)
     run.list_hosts(*BOTH)
     run.told.wait_for("bad host", process=process)

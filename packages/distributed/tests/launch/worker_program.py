@@ -20,7 +20,7 @@ def main() -> int:
     if os.environ["HOROVOD_HOSTNAME"] == os.environ.get("TF_TEST_BAD"):
         with (folder / "told").open("w") as told:
             told.write("bad host\n")
-        return 78
+        return int(os.environ.get("TF_TEST_BAD_STATUS", "78"))
     if os.environ["HOROVOD_HOSTNAME"] == os.environ.get("TF_TEST_SILENT"):
         signal.pause()
     if "TF_TEST_MUTE" in os.environ:

@@ -161,7 +161,7 @@ class ReportFlags(flags.ReportFlags):
     no_evaluate: Annotated[Switch, resume_safe(short_run=True)] = False
     """Do not evaluate, neither during training nor after it."""
     eval_epochs: Annotated[
-        float, arg(aliases=["--epochs_between_evals", "-ebe"]), resume_safe(minimum=0, short_run=0.0)
+        float, arg(aliases=["--epochs_between_evals", "-ebe"]), resume_safe(minimum=0, maximum=1e6, short_run=0.0)
     ] = 1.0
     """Epochs between two evaluations during training; 0: none. The checkpoint with the best top-1 accuracy is kept."""
     target: Annotated[

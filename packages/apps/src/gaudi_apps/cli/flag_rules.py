@@ -106,10 +106,6 @@ resume_safe = partial(Flag, resume_safe=True, per_rank=False)
 per_rank = partial(Flag, resume_safe=True, per_rank=True)
 
 
-# Of all programs, so that the numbers of steps that follow can be computed with.
-_EPOCHS = fixed(maximum=1e6)
-
-
 def _fits_float(value: float) -> bool:
     try:
         return math.isfinite(value)
@@ -226,8 +222,6 @@ def make_short_run(config: Any, steps: int) -> dict[str, Any]:
 def check_bounds(config: Any) -> None:
     """Check every number of a dataclass of flags, and each of several, against its bounds; groups are followed.
 
-    Numbers of epochs have a bound by the flag's name, besides those that are declared.
-
     Raises:
         FlagError: for the first flag that is out of bounds.
     """
@@ -235,8 +229,6 @@ def check_bounds(config: Any) -> None:
     for name, found in list_flags(config):
         for value in found if isinstance(found, tuple) else (found,):
             fault = rules[name].find_fault(value)
-            if fault is None and "epochs" in name:
-                fault = _EPOCHS.find_fault(value)
             if fault is not None:
                 is_long = isinstance(value, int) and not _fits_float(value)
                 shown = f"of {value.bit_length()} bits" if is_long else f"{value:g}"

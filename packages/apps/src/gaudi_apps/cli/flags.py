@@ -83,7 +83,7 @@ class RunFlags:
     """Trackers to log scalars and scores to, besides the run's own files and TensorBoard. csv: metrics.csv in
     --model_dir; mlflow: MLFLOW_TRACKING_URI, by default the folder mlruns; wandb: Weights & Biases. The last two need
     gaudi-apps[mlflow] and gaudi-apps[wandb]."""
-    epochs: Annotated[float, resume_safe(length="epochs", above=0)] = 50.0
+    epochs: Annotated[float, resume_safe(length="epochs", above=0, maximum=1e6)] = 50.0
     """Number of passes over the training images."""
     steps: Annotated[int, resume_safe(length="steps", minimum=0)] = 0
     """Number of steps to train, instead of --epochs; 0: by --epochs."""

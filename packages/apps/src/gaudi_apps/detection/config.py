@@ -169,11 +169,11 @@ class ScheduleFlags:
     lr_schedule: Annotated[Literal["piecewise", "cosine"], fixed()] = "piecewise"
     """Learning rate after warm-up. piecewise: times .1 and .01 from the two --lr_drop_epochs; cosine: down to 0 at the
     end."""
-    warmup_epochs: Annotated[float, arg(aliases=["--lr_warmup_epoch"]), fixed(minimum=0)] = 5.0
+    warmup_epochs: Annotated[float, arg(aliases=["--lr_warmup_epoch"]), fixed(minimum=0, maximum=1e6)] = 5.0
     """Number of epochs of linear warm-up."""
     lr_warmup_steps: Annotated[int, fixed(minimum=0)] = 0
     """Number of steps of linear warm-up, instead of --warmup_epochs; 0: by --warmup_epochs."""
-    lr_drop_epochs: Annotated[tuple[float, float], fixed()] = (40.0, 50.0)
+    lr_drop_epochs: Annotated[tuple[float, float], fixed(maximum=1e6)] = (40.0, 50.0)
     """Epochs of the two drops, before --k stretches them."""
     k: Annotated[int, fixed()] = 0
     """Stretch the drop epochs by 1 + k/10."""
@@ -197,7 +197,7 @@ class ReportFlags(flags.ReportFlags):
 
     eval_samples: flags.EvalSamples = 0
     patience: flags.Patience = 0
-    eval_epochs: Annotated[float, resume_safe(minimum=0, short_run=0.0)] = 0.0
+    eval_epochs: Annotated[float, resume_safe(minimum=0, maximum=1e6, short_run=0.0)] = 0.0
     """Epochs between two evaluations during training; 0: none. The checkpoint with the best AP is kept."""
     target: Annotated[float, arg(aliases=["--target_ap"]), resume_safe(minimum=0, maximum=1, short_run=0.0)] = 0.0
     """Stop training when an evaluation reaches this AP, in 0..1; 0: no target."""
@@ -205,7 +205,7 @@ class ReportFlags(flags.ReportFlags):
     """Do not evaluate after training."""
     log_steps: Annotated[int, arg(aliases=["--log_step_count_steps", "-v"])] = 1
     save_summary_steps: flags.SummarySteps = 1
-    save_checkpoints_epochs: Annotated[float, arg(aliases=["-c"]), resume_safe(above=0)] = 5.0
+    save_checkpoints_epochs: Annotated[float, arg(aliases=["-c"]), resume_safe(above=0, maximum=1e6)] = 5.0
     """Epochs between two checkpoints."""
     keep_ckpt_max: int = 20
 

@@ -63,7 +63,7 @@ class RunFlags(flags.RunFlags):
     """Run the experiments of the submission by the variables of its scripts (SYSTEM, ...), like gaudi-run
     --submission."""
     checkpoint: str = "newest"
-    epochs: Annotated[float, resume_safe(length="epochs", minimum=1)] = 80
+    epochs: Annotated[float, resume_safe(length="epochs", minimum=1, maximum=1e6)] = 80
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,9 @@ class ScheduleFlags:
     """Learning rate for 32 images per step; by default 2.5e-3."""
     lr_decay_factor: Annotated[float, fixed(above=0, maximum=1)] = 0.1
     """Factor of the learning rate at each of --lr_drop_epochs."""
-    lr_drop_epochs: Annotated[tuple[int, ...], arg(aliases=["--lr_decay_epochs"]), fixed()] = (44, 55)
+    lr_drop_epochs: Annotated[tuple[int, ...], arg(aliases=["--lr_decay_epochs"]), fixed(maximum=1e6)] = (44, 55)
     """Epochs after which the learning rate is multiplied by --lr_decay_factor."""
-    warmup_epochs: Annotated[float | None, arg(aliases=["--lr_warmup_epochs"]), fixed(minimum=0)] = None
+    warmup_epochs: Annotated[float | None, arg(aliases=["--lr_warmup_epochs"]), fixed(minimum=0, maximum=1e6)] = None
     """Number of epochs of linear warm-up; by default no warm-up."""
     lr_warmup_factor: Annotated[float, fixed(minimum=0)] = 0.0
     """Start warm-up at base_lr (1 - 1 / 2 ** factor)."""
@@ -186,9 +186,9 @@ class MXNetHorovodFlags(HorovodFlags):
 class ReportFlags(flags.ReportFlags):
     """Evaluation, log and checkpoints."""
 
-    val_epochs: Annotated[tuple[int, ...], resume_safe()] = (40, 50, 55, 60, 65, 70, 75, 80)
+    val_epochs: Annotated[tuple[int, ...], resume_safe(maximum=1e6)] = (40, 50, 55, 60, 65, 70, 75, 80)
     """Epochs after which train_val validates."""
-    eval_epochs: Annotated[int | None, arg(aliases=["--val_interval"]), resume_safe(minimum=1)] = None
+    eval_epochs: Annotated[int | None, arg(aliases=["--val_interval"]), resume_safe(minimum=1, maximum=1e6)] = None
     """Epochs between two validations, instead of --val_epochs."""
     async_val: Annotated[Switch, resume_safe()] = False
     """Validate in a process of its own while training continues."""
@@ -203,7 +203,9 @@ class ReportFlags(flags.ReportFlags):
     post_nms: Annotated[int, resume_safe(minimum=1)] = 200
     """Maximum number of detections per image."""
     log_steps: Annotated[int, arg(aliases=["--log_interval"])] = 1
-    save_checkpoints_epochs: Annotated[int | None, arg(aliases=["--save_interval"]), resume_safe(minimum=1)] = None
+    save_checkpoints_epochs: Annotated[
+        int | None, arg(aliases=["--save_interval"]), resume_safe(minimum=1, maximum=1e6)
+    ] = None
     """Epochs between two checkpoints; by default 1."""
     keep_ckpt_max: int = 20
     profile_start: Annotated[int | None, resume_safe()] = None

@@ -5,7 +5,9 @@ MXNet is imported inside the functions: `MXNet.start` first sets what it reads w
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import errno
 import itertools
 import os
 from pathlib import Path
@@ -15,7 +17,7 @@ from gaudi_apps.runtime.settings import DeviceSettings
 from gaudi_datasets.errors import import_extra
 from gaudi_distributed import apply_environment, polling_environment
 from gaudi_distributed.errors import DeviceError
-from gaudi_ops.program import importing
+from gaudi_ops.program import NO_THREAD, importing
 
 if TYPE_CHECKING:
     from gaudi_apps.mxnet.config import SSDMXNetConfig
@@ -154,6 +156,10 @@ def _find_fault(device: Any, precision: Precision, layout: Layout) -> str:
         total.backward()
         mx.nd.waitall()
     except mx.MXNetError as error:
+        # A thread of its engine has found no place for its stack, so waiting for what is queued would never end.
+        if os.strerror(errno.EAGAIN) in str(error):
+            atexit.unregister(mx.base._notify_shutdown)  # which would print the same error at exit, as a traceback
+            raise MemoryError(NO_THREAD) from error
         # Wait for the errors of the operations that are still queued, which MXNet would report at exit.
         with contextlib.suppress(mx.MXNetError):
             mx.nd.waitall()

@@ -258,32 +258,31 @@ class ElasticRun:
             del self._running[worker]
             if self._logs is not None:
                 self._logs.close_one(worker)
-            if status == 0 and not (has_asked or self._has_succeeded or is_ending):
-                raise ConfigurationError(
-                    f"{running.process.name}: ended with 0 and has not asked for a rank",
-                    remedy="name a program whose ranks may come and go, or leave out --max_np",
-                )
-            if status == 0:
+            if status == 0 and (has_asked or self._has_succeeded or is_ending):
                 self._has_succeeded |= was_member
                 continue
             left = len(self._rendezvous.members)
             if not was_member and self._has_succeeded:
                 continue  # the work is done without it
+            error: ConfigurationError = running.make_error()
+            if status == 0:
+                remedy = "name a program whose ranks may come and go, or leave out --max_np"
+                error = ConfigurationError(f"{running.process.name}: ended with 0 and asked for no rank", remedy=remedy)
             if not was_member and left:
-                self._exclude(host, running)
+                self._exclude(host, error)
                 continue
             self._failed = running
             self._refused[host] = math.inf
-            if status in _FINAL:
-                raise running.make_error()
+            if status == 0 or status in _FINAL:
+                raise error
             tell(f"{running.process.name} is lost (status {status}); {left} of the round are left")
 
-    def _exclude(self, host: str, running: Running) -> None:
+    def _exclude(self, host: str, why: ConfigurationError) -> None:
         """Leave out a host whose new worker failed before it took part: the others are healthy, and go on."""
         seconds = min(_BACK_OFF_SECONDS * 2.0 ** self._failures[host], _MAX_BACK_OFF_SECONDS)
         self._failures[host] += 1
         self._refused[host] = time.monotonic() + seconds
-        tell(f"host {host}: left out for {seconds:g} s, the run goes on without it: {running.make_error()}")
+        tell(f"host {host}: left out for {seconds:g} s, the run goes on without it: {why}")
 
     def _start_workers(self) -> None:
         listed = self._hosts.hosts
