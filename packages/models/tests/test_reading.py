@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import save, save_file
 
 from gaudi_models.errors import MissingWeightsError, UnsafeWeightsError, WeightsError
 from gaudi_models.weights import WeightsMetadata, read_weights, reading
@@ -71,6 +71,21 @@ def test_safetensors(tmp_path: Path) -> None:
     voting = WeightsMetadata("symmetric", ({"name": "ant"},), 300, "x", box_voting=True)
     write_tensors(OURS, path, metadata=voting)
     assert read_weights(path).metadata == voting
+
+
+def write_bfloat16(path: Path) -> None:
+    """Write a safetensors file of OURS, the kernel in bfloat16: the upper halves of its bits."""
+    data = save({**OURS, "conv1/kernel": (KERNEL.view("<u4") >> 16).astype("<u2")})
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = data[8:end].replace(b'"U16"', b'"BF16"').rstrip()
+    header += b" " * (-len(header) % 8)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data[end:])
+
+
+def test_safetensors_in_bfloat16(tmp_path: Path) -> None:
+    write_bfloat16(tmp_path / "x")
+    halved = (KERNEL.view("<u4") & 0xFFFF0000).view("<f4")
+    check(tmp_path / "x", {**OURS, "conv1/kernel": halved}, None, "safetensors, our names")
 
 
 @pytest.mark.parametrize(
@@ -215,12 +230,14 @@ def test_folders_and_archives_of_other_things(tmp_path: Path) -> None:
         read_weights(tmp_path / "x.zip")
 
 
-@pytest.mark.parametrize("kind", ["npz", "compressed", "safetensors"])
+@pytest.mark.parametrize("kind", ["npz", "compressed", "safetensors", "bfloat16"])
 def test_every_truncation_and_flip_is_an_error_or_harmless(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "x"
     with path.open("wb") as file:
         if kind == "safetensors":
             save_file(OURS, path)
+        elif kind == "bfloat16":
+            write_bfloat16(path)
         else:
             (np.savez if kind == "npz" else np.savez_compressed)(file, **OURS)
     data = path.read_bytes()
@@ -233,10 +250,14 @@ def test_every_truncation_and_flip_is_an_error_or_harmless(kind: str, tmp_path: 
             read_weights(path)
 
 
-def test_reading_numbers_needs_no_tensorflow(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["x.npz", "x.safetensors"])
+def test_reading_numbers_needs_no_tensorflow(name: str, tmp_path: Path) -> None:
+    """Nor ml_dtypes, which comes with it and gives NumPy bfloat16."""
     np.savez(tmp_path / "x.npz", **OURS)
-    code = "import sys; sys.modules['tensorflow'] = None\nfrom gaudi_models.weights import read_weights\n"
-    code += f"print(sorted(read_weights({str(tmp_path / 'x.npz')!r}).tensors))"
+    write_bfloat16(tmp_path / "x.safetensors")
+    code = "import sys; sys.modules |= dict.fromkeys(['tensorflow', 'ml_dtypes'])\n"
+    code += "from gaudi_models.weights import read_weights\n"
+    code += f"print(sorted(read_weights({str(tmp_path / name)!r}).tensors))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(sorted(OURS))

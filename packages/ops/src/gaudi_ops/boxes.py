@@ -103,7 +103,7 @@ def non_max_suppression(
         boxes_yxyx: [boxes, 4], corners.
         scores: [boxes, classes], column 0 is background and gives no detection.
         score_threshold: only scores above it count.
-        iou_threshold: a box that overlaps a better one of its class by this or more is dropped.
+        iou_threshold: a box that overlaps a better one of its class by this or more is dropped; 0 keeps only the best.
         max_per_class: number of the best scores of a class that are considered.
         max_detections: largest number of detections.
         voting_iou: from which overlap on, below 1, boxes vote on where a kept one lies; None: it stays as it is.

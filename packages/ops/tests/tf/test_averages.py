@@ -41,6 +41,24 @@ def test_the_average_of_what_stands_still_is_that() -> None:
     np.testing.assert_array_equal(averages.state()["average/a/kernel"], variables[0])
 
 
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+def test_averages_of_16_bits_move_by_less_than_their_last_bit(dtype: tf.DType) -> None:
+    variable = tf.Variable(tf.ones([1], dtype), name="a")
+    averages = ExponentialMovingAverage([variable], 0.9998)
+    variable.assign(tf.constant([1.5], dtype))
+    averages.state()["average/updates"].assign(100000)
+    update = tf.function(averages.update)
+    for _ in range(2000):
+        update()
+    average = averages.state()["average/a"]
+    assert average.dtype == tf.float32
+    np.testing.assert_allclose(average, [1.5 - 0.5 * 0.9998**2000], rtol=1e-3)
+    with averages.swapped():
+        np.testing.assert_array_equal(variable, tf.cast(average, dtype))
+    averages.reset()
+    np.testing.assert_array_equal(average, [1.5])
+
+
 def test_variables_hold_the_averages_within_and_their_own_values_after() -> None:
     variables = make_variables()
     averages = ExponentialMovingAverage(variables, 0.9)

@@ -80,6 +80,26 @@ def test_every_rank_and_a_label_that_is_no_class(
     np.testing.assert_allclose(gradient, slope, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
+def test_classes_that_cannot_be(dtype: tf.DType, form: Literal["mme", "plain"], compiled: bool) -> None:
+    """Their logits are -inf, of another class than the label's, and of its own."""
+    logits, labels = tf.constant([[1.0, 2.0, -np.inf]] * 2, dtype), tf.constant([0, 2])
+
+    @tf.function(jit_compile=compiled)
+    def differentiate() -> tuple[Any, Any]:
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            entropy = softmax_cross_entropy_mme(logits, labels, form)
+        return entropy, tape.gradient(entropy, logits)
+
+    entropy, gradient = differentiate()
+    np.testing.assert_allclose(entropy, [1.3132617, np.inf], rtol=1e-5)
+    expected = [[-0.7310586, 0.7310586, 0.0], [0.2689414, 0.7310586, -1.0]]
+    np.testing.assert_allclose(tf.cast(gradient, tf.float32), expected, rtol=1e-5 if dtype == tf.float32 else 1e-2)
+
+
 @pytest.mark.parametrize("dtype", [tf.int8, tf.uint8, tf.int16, tf.uint32])
 def test_labels_of_any_integers(dtype: Any) -> None:
     logits, labels = batch(2, 7)

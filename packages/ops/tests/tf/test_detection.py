@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +202,24 @@ def test_an_overlap_of_exactly_the_threshold_suppresses() -> None:
     _, labels, values = non_max_suppression(boxes, scores, max_detections=4)
     np.testing.assert_array_equal(labels, [[1, 1, 0, 0]])
     np.testing.assert_array_equal(values, [[0.75, 0.25, 0, 0]])
+
+
+@pytest.mark.parametrize("suppress", [non_max_suppression, suppress_by_overlaps])
+@pytest.mark.parametrize("threshold", [-1.0, 0.0, 0.3, 1.0, 1.5])
+@pytest.mark.parametrize(("count", "voting_iou"), [(0, None), (3, 0.5), (60, None), (60, 0.5)])
+def test_any_threshold_and_number_of_boxes(
+    suppress: Any, threshold: float, count: int, voting_iou: float | None
+) -> None:
+    options: dict[str, Any] = {"iou_threshold": threshold, "voting_iou": voting_iou, "max_per_class": 20}
+    options |= {"max_voters": 30, "score_threshold": 0.1}
+    signature = [tf.TensorSpec([None, None, 4]), tf.TensorSpec([None, None, 3])]
+    traced = tf.function(functools.partial(suppress, **options), input_signature=signature)
+    rng = np.random.default_rng(0)
+    boxes = np.sort(rng.random((count, 2, 2), np.float32), axis=1).reshape(count, 4)
+    boxes[count // 2 :] = boxes[: count - count // 2]
+    scores = np.array(rng.permutation(count * 3).reshape(count, 3) / max(count * 3, 1), np.float32)  # no ties
+    expected = gaudi_ops.non_max_suppression(boxes, scores, **options)
+    for result, rows in zip(traced(boxes[None], scores[None]), expected, strict=True):
+        assert result.shape[1] == 200
+        np.testing.assert_allclose(result[0, : len(rows)], rows, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(result[0, len(rows) :], 0)

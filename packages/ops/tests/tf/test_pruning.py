@@ -33,6 +33,13 @@ def test_mask_by_hand() -> None:
         np.testing.assert_array_equal(magnitude_mask(weights, sparsity), np.reshape(kept, [3, 2]).astype(bool))
 
 
+def test_more_weights_than_float32_counts_are_pruned_exactly() -> None:
+    weights = np.zeros(2**24 + 64, np.float32)
+    weights[-3:] = -1
+    mask = magnitude_mask(weights, 7 / weights.size).numpy()
+    assert np.flatnonzero(~mask).tolist() == list(range(2**24 + 54, 2**24 + 61))
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=40), st.floats(0, 1))
 def test_exactly_as_many_are_dropped_as_the_share_says(weights: list[int], sparsity: float) -> None:

@@ -11,7 +11,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from gaudi_models.weights.contents import Array, RawWeights, WeightsFile, Weight
 from gaudi_models.weights.names import translate_names
 from gaudi_models.weights.pickles import read_numpy_pickle
 from gaudi_models.weights.tensorflow_files import HDF5_MAGIC, find_checkpoint, read_hdf5, read_tensorflow_checkpoint
-from gaudi_models.weights.torch_files import LEGACY_MAGIC, read_torch_archive, read_torch_pickles
+from gaudi_models.weights.torch_files import LEGACY_MAGIC, read_torch_archive, read_torch_pickles, widen_bfloat16
 from gaudi_ops.files import hash_file, open_regular_file, read_file, read_text
 
 TENSORS = "state.safetensors"
@@ -157,17 +157,34 @@ def _read_safetensors(path: Path) -> RawWeights:
     try:
         with safe_open(path, framework="np") as file:
             notes = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+            dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 - it is no dict
+            tensors = {name: file.get_tensor(name) for name, dtype in dtypes.items() if dtype != "BF16"}
     except OSError as error:
         if error.errno is not None:
             raise
         raise OSError(errno.EIO, str(error), str(path)) from None  # the library's own has neither number nor file
+    if halves := dtypes.keys() - tensors:
+        tensors |= _read_bfloat16(path, halves)
     metadata = None
     if (padding := _find_padding(notes)) is not None:
         classes = json.loads(notes.get("classes", "[]"))
         voting = json.loads(notes.get("box_voting", "false"))
         metadata = _make_metadata(padding, classes, int(notes.get("image_size", 0)), notes.get("model", ""), voting)
     return RawWeights("safetensors", hold_arrays(tensors), metadata=metadata)
+
+
+def _read_bfloat16(path: Path, names: Iterable[str]) -> dict[str, Array]:
+    """Read tensors as float32, of a file whose sizes and offsets the library has checked."""
+    tensors = {}
+    with open_regular_file(path) as file:
+        start = 8 + int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(start - 8))
+        for name in names:
+            begin, end = header[name]["data_offsets"]
+            file.seek(start + begin)
+            bits = np.frombuffer(file.read(end - begin), "<u2")
+            tensors[name] = widen_bfloat16(bits.reshape(header[name]["shape"]))
+    return tensors
 
 
 def _read_own_checkpoint(folder: Path) -> RawWeights:

@@ -83,7 +83,12 @@ class _Tensor(Rebuilt):
             raise ValueError(f"a tensor of shape {list(self.shape)} is larger than its storage of {flat.size}")
         steps = [stride * flat.itemsize for stride in self.strides]
         values = np.lib.stride_tricks.as_strided(flat[self.offset :], self.shape, steps).copy()
-        return (values.astype("<u4") << 16).view("<f4") if self.storage.dtype == "bfloat16" else values
+        return widen_bfloat16(values) if self.storage.dtype == "bfloat16" else values
+
+
+def widen_bfloat16(bits: Array) -> Array:
+    """Return float32 of the bits of bfloat16, uint16 of any shape and byte order; NumPy has no such numbers."""
+    return (bits.astype("<u4") << 16).view("<f4")
 
 
 def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Tensor:

@@ -36,7 +36,8 @@ def mixup(images: Any, labels: Any, *, num_classes: int, alpha: float, seed: int
     """Mix each image of a batch with another one, and their labels with the same weight.
 
     ``weight image + (1 - weight) other`` with a weight drawn from Beta(alpha, alpha), one for the batch, and the others
-    the batch in a random order. Zhang et al., https://arxiv.org/abs/1710.09412, and their code.
+    the batch in a random order. Zhang et al., https://arxiv.org/abs/1710.09412, and their code. XLA draws no
+    gamma distribution, so that it does not compile with ``jit_compile=True``.
 
     Args:
         images: of any floating dtype, [batch, height, width, channels].

@@ -111,7 +111,7 @@ def non_max_suppression(
         boxes_yxyx: float32 [batch, boxes, 4], corners.
         scores: float32 or bfloat16 [batch, boxes, classes], column 0 is background and gives no detection.
         score_threshold: only scores above it count.
-        iou_threshold: a box that overlaps a better one of its class by this or more is dropped.
+        iou_threshold: a box that overlaps a better one of its class by this or more is dropped; 0 keeps only the best.
         max_per_class: number of the best scores of a class that are considered.
         max_detections: rows of the result.
         voting_iou: see `gaudi_ops.non_max_suppression`.
@@ -125,17 +125,18 @@ def non_max_suppression(
     lowest, count = score_threshold, max_per_class
     if voting_iou is not None:
         lowest, count = VOTING_FLOOR * score_threshold, max(max_per_class, max_voters + 1)
+    boxes, scores, count = _limit_to_boxes(boxes, scores, count)
     # What does not count is made all alike, among which the search for the best is three times as fast.
     by_class = tf.transpose(tf.where(scores > lowest, scores, scores.dtype.min)[..., 1:], [0, 2, 1])
-    best = tf.math.top_k(by_class, min(count, scores.shape[1]))
+    best = tf.math.top_k(by_class, count)
     candidates = tf.gather(boxes, best.indices, batch_dims=1)
     detections = tf.image.combined_non_max_suppression(
         tf.transpose(candidates[:, :, :max_per_class], [0, 2, 1, 3]),
         tf.transpose(best.values[..., :max_per_class], [0, 2, 1]),
-        max_output_size_per_class=max_per_class,
+        # TensorFlow drops above its threshold, from 0 to 1; this is the largest float32 below ours, and 0 has none.
+        max_output_size_per_class=max_per_class if iou_threshold > 0 else 1,
         max_total_size=max_detections,
-        # TensorFlow drops above its threshold; this is the largest float32 below ours.
-        iou_threshold=float(np.nextafter(np.float32(iou_threshold), np.float32(0))),
+        iou_threshold=float(np.clip(np.nextafter(np.float32(iou_threshold), np.float32(0)), 0, 1)),
         score_threshold=score_threshold,
         clip_boxes=False,
     )
@@ -146,6 +147,14 @@ def non_max_suppression(
         weights = weigh_voters(best.values, score_threshold, max_voters)
         kept = vote_on_boxes(kept, labels, candidates, weights, voting_iou)
     return kept, labels, detections.nmsed_scores
+
+
+def _limit_to_boxes(boxes: Any, scores: Any, count: int) -> tuple[Any, Any, int]:
+    """Return boxes, scores and the count, at most the number of boxes; an unknown one grows by rows never counted."""
+    if (number := scores.shape[1]) is not None:
+        return boxes, scores, min(count, number)
+    rows = [[0, 0], [0, count], [0, 0]]
+    return tf.pad(boxes, rows), tf.pad(scores, rows, constant_values=scores.dtype.min), count
 
 
 def weigh_voters(scores: Any, score_threshold: float, max_voters: int = VOTERS) -> Any:
@@ -210,10 +219,11 @@ def suppress_by_overlaps(
 
     Arguments and result are those of `non_max_suppression`; scores are float32.
     """
-    classes, count = scores.shape[-1] - 1, min(max_per_class, scores.shape[1])
-    lowest, wanted = score_threshold, count
+    classes, lowest, wanted = scores.shape[-1] - 1, score_threshold, max_per_class
     if voting_iou is not None:
-        lowest, wanted = VOTING_FLOOR * score_threshold, min(max(count, max_voters + 1), scores.shape[1])
+        lowest, wanted = VOTING_FLOOR * score_threshold, max(max_per_class, max_voters + 1)
+    boxes_yxyx, scores, wanted = _limit_to_boxes(boxes_yxyx, scores, wanted)
+    count = min(max_per_class, wanted)
     by_class = tf.transpose(tf.where(scores > lowest, scores, 0.0)[..., 1:], [0, 2, 1])
     best = tf.math.top_k(by_class, wanted)
     voters = tf.gather(boxes_yxyx, best.indices, batch_dims=1)  # [batch, classes, wanted, 4]

@@ -114,7 +114,9 @@ def _convolution_form(logits: Any, labels: Any) -> Any:
     exponentials = tf.exp(shifted)
     total = _sum_over_classes(exponentials)
     one_hot = tf.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
-    loss = (tf.math.log(total) - _sum_over_classes(one_hot * shifted))[..., 0]
+    # Chosen, not multiplied: the logit of another class may be -inf.
+    own = _sum_over_classes(tf.where(one_hot > 0, shifted, 0.0))
+    loss = (tf.math.log(total) - own)[..., 0]
 
     def gradient(upstream: Any) -> tuple[Any, None]:
         return (exponentials / total - one_hot) * _only(valid, upstream)[..., tf.newaxis], None

@@ -33,8 +33,9 @@ def topk_mask(values: Any, k: Any, implementation: Implementation = "auto") -> A
     """Mask the k largest values in each row; ties go to the lower index, and NaN counts as infinity.
 
     Args:
-        values: [..., n] of any floating dtype, or integers of at most 32 bits; n at most 2^24. float64 is compared as
-            such, not rounded. Losses that are NaN are so among the largest, and do not pass unseen.
+        values: [..., n] of any floating dtype, or integers of at most 32 bits; n below 2^31, and at most 2^24 where it
+            is not static. float64 is compared as such, not rounded. Losses that are NaN are so among the largest, and
+            do not pass unseen.
         k: number of values of each row, of any integer dtype, scalar or [...]. 0 and less select nothing, n and more
             everything.
         implementation: ``"bisection"`` sorts nothing: the k-th largest value is found by bisection over the bits of a
@@ -89,19 +90,24 @@ def _order_keys(values: Any) -> Any:
 
 
 def _mask_by_bisection(keys: Any, k: Any) -> Any:
-    wanted = tf.broadcast_to(tf.cast(k, tf.float32), tf.shape(keys)[:-1])
+    wanted = tf.broadcast_to(tf.cast(k, _count_dtype(keys)), tf.shape(keys)[:-1])
     threshold = (_kth_largest.python_function if tf.executing_eagerly() else _kth_largest)(keys, wanted)
     larger = keys > threshold
     tied = tf.equal(keys, threshold)
     room = wanted - _count(larger)
-    first_ties = tied & (tf.cumsum(tf.cast(tied, tf.float32), axis=-1) <= room[..., tf.newaxis])
+    first_ties = tied & (tf.cumsum(tf.cast(tied, wanted.dtype), axis=-1) <= room[..., tf.newaxis])
     # Where nothing is wanted the threshold is the largest integer, which no key reaches: infinity is below it.
     return larger | first_ties
 
 
 def _count(mask: Any) -> Any:
-    """Count the True of each row [..., n]; in float32, which is exact up to 2^24 and faster than integers."""
-    return tf.reduce_sum(tf.cast(mask, tf.float32), axis=-1)
+    """Count the True of each row [..., n]."""
+    return tf.reduce_sum(tf.cast(mask, _count_dtype(mask)), axis=-1)
+
+
+def _count_dtype(rows: Any) -> Any:
+    """Choose the dtype of counts: float32, exact up to 2^24, or float64; integers are slower, and GPUs sum none."""
+    return tf.float64 if (rows.shape[-1] or 0) > 2**24 else tf.float32
 
 
 def _mask_by_rank(values: Any, k: Any) -> Any:
@@ -110,7 +116,7 @@ def _mask_by_rank(values: Any, k: Any) -> Any:
     values = tf.where(tf.equal(values, 0.0), tf.zeros_like(values), values)
     order = tf.math.top_k(values, length).indices
     # In floats, which are exact here: the vendor's program sorts no integers.
-    rank = tf.math.top_k(-tf.cast(order, tf.float32), length).indices
+    rank = tf.math.top_k(-tf.cast(order, _count_dtype(order)), length).indices
     return rank < k[..., tf.newaxis]
 
 

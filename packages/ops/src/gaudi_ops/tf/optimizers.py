@@ -311,7 +311,7 @@ class ExponentialMovingAverage:
     Give it all variables of a model, so that statistics of batch norm are averaged with the weights that they are of.
 
     Args:
-        variables: of any floating dtype, with names that differ.
+        variables: of any floating dtype, with names that differ; averages of 16-bit ones are float32.
         decay: share of the average that is kept in an update, above 0 and below 1, such as 0.9998.
 
     Attributes:
@@ -328,7 +328,9 @@ class ExponentialMovingAverage:
         self.decay = tf.Variable(decay, trainable=False, dtype=tf.float32)
         self._updates = tf.Variable(0, trainable=False, dtype=tf.int64)
         self._averages = {
-            name: tf.Variable(tf.identity(variable), trainable=False) for name, variable in self._variables.items()
+            # In 16 bits an average would stand still: a step is smaller than half the last bit.
+            name: tf.Variable(tf.cast(variable, tf.float32 if variable.dtype.size == 2 else variable.dtype), False)
+            for name, variable in self._variables.items()
         }
 
     def update(self) -> None:
@@ -337,13 +339,13 @@ class ExponentialMovingAverage:
         share = 1 - tf.minimum(self.decay, (1 + count) / (10 + count))
         for name, variable in self._variables.items():
             average = self._averages[name]
-            average.assign_add(tf.cast(share, average.dtype) * (variable - average))
+            average.assign_add(tf.cast(share, average.dtype) * (tf.cast(variable, average.dtype) - average))
         self._updates.assign_add(1)
 
     def reset(self) -> None:
         """Begin anew from the present variables, after weights were loaded."""
         for name, average in self._averages.items():
-            average.assign(self._variables[name])
+            average.assign(tf.cast(self._variables[name], average.dtype))
         self._updates.assign(0)
 
     @contextlib.contextmanager
@@ -352,7 +354,7 @@ class ExponentialMovingAverage:
         kept = {name: tf.identity(variable) for name, variable in self._variables.items()}
         try:
             for name, variable in self._variables.items():
-                variable.assign(self._averages[name])
+                variable.assign(tf.cast(self._averages[name], variable.dtype))
             yield
         finally:
             for name, variable in self._variables.items():

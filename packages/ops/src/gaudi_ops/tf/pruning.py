@@ -19,7 +19,7 @@ def magnitude_mask(weights: Any, sparsity: Any) -> Any:
     """Mask the weights that are kept.
 
     Args:
-        weights: float32 or bfloat16, of any shape.
+        weights: float32 or bfloat16, of any shape; of a static one if they may be more than 2^24.
         sparsity: share of the weights that are dropped, scalar from 0 to 1; their number is rounded, halves to even.
 
     Returns:
