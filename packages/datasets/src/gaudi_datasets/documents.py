@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 import yaml
 
-from gaudi_datasets.errors import DataError, GaudiError, MissingInputError
+from gaudi_datasets.errors import DataError, FlagError, GaudiError, MissingInputError
 from gaudi_ops.files import MOST_TEXT_BYTES, read_file, read_text
 
 Parsed = TypeVar("Parsed")
@@ -213,6 +213,15 @@ class Faults:
         """Raise FaultyRecordsError about the first fault, saying how many there are."""
         if self.count:
             raise FaultyRecordsError(self.errors, self.count)
+
+
+def require_unique(class_names: Sequence[str]) -> None:
+    """Raise FlagError for classes of which one is given twice."""
+    twice = [name for row, name in enumerate(class_names) if name in class_names[:row]]
+    if twice:
+        raise FlagError(
+            f"--class_names: {shorten(twice[0])} is given twice", flag="--class_names", remedy="give each class once"
+        )
 
 
 def is_finite_number(value: object) -> bool:

@@ -28,6 +28,8 @@ def test_folders_are_converted(class_tree: Path, tmp_path: Path, capsys: pytest.
     assert RecordSource(tmp_path / "out", "val").class_names == ("fox", "eel", "dog", "cat")
     assert run(*flags, "--split", "test", "--class_names", "dog", "cat") == 65
     assert '"eel" is none of' in capsys.readouterr().err
+    assert run(*flags, "--split", "test", "--class_names", "fox", "eel", "dog", "cat", "eel") == 64
+    assert "--class_names" in capsys.readouterr().err
     assert run(*flags, "--split", "train") == 77
 
 

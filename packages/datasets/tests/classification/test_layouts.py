@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -128,3 +130,19 @@ def test_images_that_are_converted_are_counted(tmp_path: Path) -> None:
     make(tmp_path, {"ant": 2, "bee": 2})
     Image.new("RGB", (9, 9)).save(tmp_path / "ant" / "x.bmp")
     assert [note for note in open_data(tmp_path).notes if note.startswith("1 image converted")]
+
+
+def test_a_split_that_cannot_be_read_is_not_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for split in ("train", "val"):
+        make(tmp_path / split, {"ant": 3})
+    scan, closed = os.scandir, tmp_path / "val" / "ant"
+
+    def refuse(path: str) -> Any:
+        if Path(path) == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PermissionError) as caught:
+        open_data(tmp_path)
+    assert caught.value.filename == str(closed)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,3 +146,22 @@ def test_images_of_every_other_split_are_compared_with_training(
     splits = json.loads(capsys.readouterr().out)["splits"]
     found = [(finding["rule"], Path(finding["where"]).name) for each in splits.values() for finding in each["findings"]]
     assert sorted(found) == [("in both sets", "again.png"), ("unreadable image", "broken.png")]
+
+
+@pytest.mark.parametrize("kind", ["boxes", "classes"])
+def test_a_folder_that_cannot_be_read_ends_the_program(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data: Path = request.getfixturevalue(kind)
+    (data / "deep").mkdir()
+    scan = os.scandir
+
+    def refuse(path: str) -> Any:
+        if Path(path) == data / "deep":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    for command in (["lint", "auto"], ["convert", "auto", "--output_dir", data.with_name("records")]):
+        assert run(*command, "--data", data) == 74
+        assert str(data / "deep") in capsys.readouterr().err

@@ -219,3 +219,12 @@ def test_wrong_areas_are_replaced_and_counted(tmp_path: Path) -> None:
     assert RecordSource(tmp_path / "records", "train").read(0).areas.tolist() == pytest.approx(coco.areas.tolist())
     path.write_text(json.dumps({**document, "info": {"url": "http://cocodataset.org"}}))
     assert read_coco(path).areas.tolist() == [231, 0, 199.9, 214, 77.5, 200]
+
+
+def test_an_area_below_0_is_replaced_and_one_beyond_float32_refused() -> None:
+    coco = parse_coco(changed("annotations", 0, area=-5), PATH)
+    assert (coco.areas.tolist(), coco.wrong_areas) == ([2400, 1220, 12], {0: -5})
+    with pytest.raises(DataError) as caught:
+        parse_coco(changed("annotations", 0, area=1e39), PATH)
+    assert (caught.value.path, caught.value.field) == (str(PATH), "area")
+    assert "annotations[0]" in str(caught.value.record)

@@ -6,7 +6,7 @@ import pytest
 
 from gaudi_datasets.detection.coco import NO_SIZE, parse_coco
 from gaudi_datasets.detection.voc import read_annotation, read_voc
-from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.errors import DataError, FlagError, MissingInputError
 
 OBJECT = """<object><name>{name}</name><difficult>{difficult}</difficult>
 <bndbox><xmin>{box[0]}</xmin><ymin>{box[1]}</ymin><xmax>{box[2]}</xmax><ymax>{box[3]}</ymax></bndbox></object>"""
@@ -81,6 +81,9 @@ def test_classes_can_be_given(root: Path) -> None:
     with pytest.raises(DataError, match=r"class 'ant' .* dog, cat") as caught:
         read_voc(root, ["val"], ["dog", "cat"])
     assert str(caught.value.path).endswith("b.xml")
+    with pytest.raises(FlagError) as twice:
+        read_voc(root, ["train"], ["dog", "cat", "dog"])
+    assert twice.value.flag == "--class_names"
 
 
 def test_missing_parts_are_named(root: Path, tmp_path: Path) -> None:

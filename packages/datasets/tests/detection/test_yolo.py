@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -185,3 +187,43 @@ def test_boxes_up_to_the_edge_stay_inside_however_they_are_rounded(data: st.Data
 def test_boxes_past_the_edge_are_left_out(folder: Path) -> None:
     write_labels(folder, "train/a", "0 0.1 0.5 0.21 0.5\n")
     assert [fault.rule for fault in read(folder).faults] == [PAST_EDGE]
+
+
+def test_hidden_files_are_no_images(folder: Path) -> None:
+    image = folder / "images" / "train" / "a.jpg"
+    for name in ("._a.jpg", ".ipynb_checkpoints/a.jpg", "__MACOSX/a.jpg"):
+        (image.parent / name).parent.mkdir(exist_ok=True)
+        shutil.copy(image, image.parent / name)
+    assert read(folder).file_names == ("a.jpg", "b.jpg", "deep/c.jpg")
+
+
+def test_linked_folders_are_followed_once(folder: Path) -> None:
+    """Links that lead up, or to what is read anyway, add nothing."""
+    train = folder / "images" / "train"
+    for name, target in (("all", ".."), ("deeper", "deep"), ("more", "../other"), ("self", ".")):
+        (train / name).symlink_to(target)
+    (folder / "images" / "other" / "back").symlink_to(train)
+    write_labels(folder, "train/more/e", "1 0.25 0.25 0.5 0.5\n")
+    coco = read(folder)
+    assert coco.file_names == ("a.jpg", "b.jpg", "deep/c.jpg", "more/e.jpg")
+    assert np.diff(coco.box_splits).tolist() == [2, 0, 0, 1]
+
+
+def test_a_folder_that_cannot_be_read_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan, deep = os.scandir, folder / "images" / "train" / "deep"
+
+    def refuse(path: str) -> Any:
+        if Path(path) == deep:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PermissionError) as caught:
+        read(folder)
+    assert caught.value.filename == str(deep)
+
+
+def test_labels_may_end_in_capitals(folder: Path) -> None:
+    labels = folder / "labels" / "train" / "a.txt"
+    labels.rename(labels.with_suffix(".TXT"))
+    assert np.diff(read(folder).box_splits).tolist() == [2, 0, 0]

@@ -264,3 +264,38 @@ def test_lists_of_darknet_may_begin_with_a_mark_of_utf_8(tmp_path: Path) -> None
     write_yolo(tmp_path, b"ant\nbee\n")
     (tmp_path / "train.txt").write_text("a.jpg\nb.jpg\n", encoding="utf-8-sig")
     assert names_of(tmp_path) == {"train": ["a.jpg", "b.jpg"]}
+
+
+def test_labels_are_told_by_their_content_with_a_mark_and_in_capitals(tmp_path: Path) -> None:
+    for stem in STEMS:
+        draw(tmp_path / f"{stem}.jpg")
+        (tmp_path / f"{stem}.txt").write_text(f"{int(stem == 'b')} .5 .5 .2 .2\n", encoding="utf-8-sig")
+    (tmp_path / "d.txt").rename(tmp_path / "d.TXT")
+    boxes = read_boxes(tmp_path)
+    (coco, _), *_ = boxes.sets.values()
+    assert ([one.name for one in coco.categories], coco.category_ids.tolist()) == (["0", "1"], [1, 2, 1, 1])
+    assert [note for note in boxes.notes if " 2 classes " in note]
+
+
+def test_names_that_differ_by_case_are_told_apart(tmp_path: Path) -> None:
+    for name in ("img_1.jpg", "IMG_1.JPG"):
+        draw(tmp_path / name)
+        annotate(tmp_path / f"{name[:-4]}.xml", name)
+    if len(list(tmp_path.iterdir())) < 4:
+        pytest.skip("the file system does not tell them apart")
+    assert names_of(tmp_path) == {"": ["IMG_1.JPG", "img_1.jpg"]}
+    inventory = Inventory(tmp_path)
+    assert [inventory.find_stem(stem, "") for stem in ("img_1", "IMG_1")] == ["img_1.jpg", "IMG_1.JPG"]
+
+
+def test_coco_may_begin_with_a_mark_and_name_images_from_here(tmp_path: Path) -> None:
+    for stem in STEMS:
+        draw(tmp_path / "images" / f"{stem}.jpg")
+    path = tmp_path / "annotations" / "all.json"
+    write_coco(path, [f"./{stem}.jpg" for stem in STEMS])
+    text = (
+        path.read_text().replace('"bbox"', '"caption": "an ant", "bbox"').replace('"name": "ant"', '"name": "shapes"')
+    )
+    path.write_text(text, encoding="utf-8-sig")
+    assert names_of(tmp_path) == {"": [f"images/{stem}.jpg" for stem in STEMS]}
+    assert not [note for note in read_boxes(tmp_path).notes if "a.jpg" in note]

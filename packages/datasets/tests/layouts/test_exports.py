@@ -288,6 +288,35 @@ def test_label_studio_takes_the_first_annotation(tmp_path: Path) -> None:
         assert [note for note in data.notes if text in note], text
 
 
+def test_ellipses_of_label_studio_are_turned(tmp_path: Path) -> None:
+    label_studio(tmp_path)
+    path = tmp_path / "project-1-at-2024-01-01.json"
+    tasks = json.loads(path.read_text())
+    for task, angle in zip(tasks, (0, 90, 45, -90), strict=True):
+        value = {"x": 50, "y": 50, "radiusX": 20, "radiusY": 10, "rotation": angle, "ellipselabels": ["ant"]}
+        task["annotations"][0]["result"] = [{"original_width": WIDTH, "original_height": HEIGHT, "value": value}]
+    path.write_text(json.dumps(tasks))
+    side = (40**2 / 2 + 10**2 / 2) ** 0.5
+    turned = [("ant", [90, 10, 110, 90])]
+    assert boxes_of(open_data(tmp_path, val_share=0)) == {
+        "a.jpg": [("ant", [60, 40, 140, 60])],
+        "b.jpg": turned,
+        "c.jpg": [("ant", [100 - side, 50 - side, 100 + side, 50 + side])],
+        "d.jpg": turned,
+    }
+
+
+@pytest.mark.parametrize(("count", "mark"), [(1, ""), (1, "\ufeff"), (2000, "")])
+def test_labelme_is_known_wherever_its_shapes_are(count: int, mark: str, tmp_path: Path) -> None:
+    labelme(tmp_path)
+    for path in tmp_path.glob("*.json"):
+        document = json.loads(path.read_text())
+        document["shapes"] *= count
+        path.write_text(mark + json.dumps(document, sort_keys=True))
+    found = boxes_of(open_data(tmp_path, val_share=0))
+    assert {name: len(boxes) for name, boxes in found.items()} == {name: count * len(BOXES[name]) for name in BOXES}
+
+
 @pytest.mark.parametrize(
     ("make", "name", "old", "new", "field"),
     [

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_datasets.classification.listed_files import FileList, ListedSource
-from gaudi_datasets.documents import Faults, shorten
+from gaudi_datasets.documents import Faults, require_unique, shorten
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import IMAGE_ENDINGS
 from gaudi_datasets.split_folders import find_record_file
@@ -30,6 +30,7 @@ class FolderSource(ListedSource):
             images in folders of a class are taken; None: these are faults.
 
     Raises:
+        FlagError: a class is given twice.
         MissingInputError: there is no such folder.
         DataError: there are no folders, a folder is empty or no class, there are files beside the folders or folders
             within them, a link leads out of `root`, something is no file, or a name is not UTF-8.
@@ -50,6 +51,7 @@ class FolderSource(ListedSource):
 
 def list_folders(root: Path, class_names: Sequence[str] | None = None, left_out: list[str] | None = None) -> FileList:
     """List the files in the folders of a folder, named with their folder; see `FolderSource`."""
+    require_unique(class_names or ())
     faults = Faults(root)
     folders = []
     for folder, entry in _list_entries(root, root, faults):

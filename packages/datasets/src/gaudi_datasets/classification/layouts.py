@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from gaudi_datasets.classification.sources import RecordSource
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.image_files import IMAGE_ENDINGS
 from gaudi_datasets.layouts.checking import check_all
-from gaudi_datasets.layouts.inventory import SPLITS, count_names, note_converted, split_of_path
+from gaudi_datasets.layouts.inventory import SPLITS, count_names, is_visible, note_converted, raise_error, split_of_path
 from gaudi_datasets.layouts.splitting import (
     SplitData,
     choose_validation,
@@ -187,11 +188,12 @@ def _find_splits(root: Path, notes: list[str]) -> dict[str, Path]:
 
 
 def _list_folders(folder: Path) -> list[Path]:
-    return sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith((".", "__MACOSX")))
+    return sorted(each for each in folder.iterdir() if each.is_dir() and is_visible(each.name))
 
 
 def _has_images(folder: Path) -> bool:
-    return any(path.suffix.lower() in IMAGE_ENDINGS and path.is_file() for path in folder.rglob("*"))
+    paths = (Path(place, name) for place, _, names in os.walk(folder, onerror=raise_error) for name in names)
+    return any(path.suffix.lower() in IMAGE_ENDINGS and path.is_file() for path in paths)
 
 
 def _require_known(names: Sequence[str], known: Sequence[str], split: str, path: Path) -> None:

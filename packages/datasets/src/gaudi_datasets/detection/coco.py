@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_datasets.documents import MASKED, Faults, Record, RecordError, load_json
+from gaudi_datasets.documents import MASKED, Faults, Record, RecordError, load_json, shorten
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.fetching.copies import fetch_copy
 
@@ -25,6 +25,7 @@ BOX_RULES = (NO_SIZE, PAST_EDGE)
 
 _COCO_SITE = "cocodataset.org"
 _MAX_SIDE = 2**31 - 1
+_MAX_AREA = float(np.finfo(np.float32).max)  # that records hold
 _SMALLEST_SHARE = 2.0**-23  # of the image's side: less may vanish when corners are float32 in 0..1
 
 
@@ -75,13 +76,13 @@ def read_coco(path: str | Path) -> CocoAnnotations:
 
     `area` is width times height where it is missing, and `iscrowd` 0. The id 0 is as good as any. An area that has no
     mask and is not width times height, by more than their rounding to whole pixels explains, is wrong, and replaced;
-    but crowds, and files of cocodataset.org that lost their masks, keep theirs.
+    but crowds, and files of cocodataset.org that lost their masks, keep theirs. One below 0 is always replaced.
 
     Raises:
         MissingInputError: there is no such file.
         DataError: it is a folder, empty, no JSON, a list of results instead of annotations, or its records have faults:
             a missing key, a wrong type, a number that is not finite, an id given twice, an image or a category that
-            there is not, an image of no size, a file name that leaves the image folder.
+            there is not, an image of no size, a file name that leaves the image folder, an area beyond float32.
     """
     path = fetch_copy(path)
     document = load_json(path, mark_masks=True)
@@ -144,11 +145,13 @@ def parse_coco(document: object, path: Path, *, check_areas: bool = False) -> Co
                     remedy="fix or remove the annotation",
                 )
         box = record.box_xywh("bbox")
-        area = record.number("area", default=box[2] * box[3])
+        area_of_box = box[2] * box[3]
+        area = record.number("area", default=area_of_box)
         is_crowd = bool(record.integer("iscrowd", high=1, default=0))
-        if check_areas and not is_crowd and MASKED not in record.fields and _is_wrong(area, box):
-            wrong_areas[annotation_id] = area
-            area = box[2] * box[3]
+        if area < 0 or (check_areas and not is_crowd and MASKED not in record.fields and _is_wrong(area, box)):
+            wrong_areas[annotation_id], area = area, area_of_box
+        if area > _MAX_AREA and area != area_of_box:  # a box of such an area is left out
+            raise RecordError(f"area is {shorten(area)}; it must be a number of float32", field="area")
         return annotation_id, owner["image_id"], owner["category_id"], box, area, is_crowd
 
     def parse_unique_category(record: Record) -> Category:

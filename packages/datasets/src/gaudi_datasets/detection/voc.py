@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element, ParseError
 import defusedxml
 import defusedxml.ElementTree
 
-from gaudi_datasets.documents import read_lines
+from gaudi_datasets.documents import read_lines, require_unique
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_ops.files import read_file
 
@@ -41,9 +41,11 @@ def read_voc(
 
     Raises:
         MissingInputError: a part of the folder, an image set, or an image's annotation is not there.
+        FlagError: a class is given twice.
         DataError: an image set is not in UTF-8, an annotation is no XML (or uses entities), an element is missing or no
             number, or a class is not among `class_names`.
     """
+    require_unique(class_names or ())
     root = Path(root)
     folder = root / "Annotations"
     files = {path.stem: path for path in sorted(folder.glob("*.xml"))}

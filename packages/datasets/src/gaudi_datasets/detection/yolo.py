@@ -12,6 +12,7 @@ from typing import Any
 from gaudi_datasets.documents import load_yaml, read_lines, shorten
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import IMAGE_ENDINGS, read_size
+from gaudi_datasets.layouts.inventory import walk_files
 
 # What the tools that read this format take for images; the last three are refused, by name, when they are read.
 _IMAGE_SUFFIXES = {*IMAGE_ENDINGS, ".dng", ".heic", ".pfm"}
@@ -163,21 +164,25 @@ def _find_images(document: dict[str, Any], data: Path, image_set: str, notes: li
 def _list_images(place: Path) -> Iterator[Path]:
     """List the images below a folder, or those that a text file lists relative to itself."""
     if place.is_dir():
-        yield from (path for path in place.rglob("*") if path.suffix.lower() in _IMAGE_SUFFIXES and path.is_file())
+        yield from (path for path in walk_files(place) if path.suffix.lower() in _IMAGE_SUFFIXES and path.is_file())
         return
     for line in read_lines(place):
         if line.strip():
             yield place.parent / line.strip()
 
 
-def labels_of(image: Path) -> Path:
-    """Return the path with labels/ in place of the last images/; beside the image when there is none."""
+def labels_of(image: Path, *, look: bool = True) -> Path:
+    """Return the path with labels/ in place of the last images/; beside the image when there is none.
+
+    It ends in .txt, or in .TXT where a `look` finds that alone.
+    """
     parts = list(image.parts)
     for position in range(len(parts) - 2, -1, -1):
         if parts[position] == "images":
             parts[position] = "labels"
             break
-    return Path(*parts).with_suffix(".txt")
+    path = Path(*parts).with_suffix(".txt")
+    return upper if look and not path.exists() and (upper := path.with_suffix(".TXT")).exists() else path
 
 
 def _read_boxes(

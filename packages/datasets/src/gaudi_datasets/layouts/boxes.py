@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import math
 from collections import Counter
@@ -165,11 +166,11 @@ def parse_number(text: str | None, name: str, path: Path, record: str) -> float:
 
 
 def read_ends(path: Path, length: int = 2**16) -> tuple[bytes, bytes]:
-    """Return the beginning of a file, and its end from there on; the file may have hundreds of megabytes."""
+    """Return the beginning of a file, without a mark of UTF-8, and its end from there on; it may be huge."""
     with open_regular_file(path) as file:
         head = file.read(length)
         file.seek(max(file.tell(), path.stat().st_size - length))
-        return head, file.read()
+        return head.removeprefix(codecs.BOM_UTF8), file.read()
 
 
 def assign_files(inventory: Inventory, names: Iterable[str], notes: list[str]) -> dict[str, str]:

@@ -48,13 +48,15 @@ def _sniff(path: Path) -> str:
     if path.suffix.lower() != ".json":
         return ""
     head, tail = read_ends(path)
-    if not head.lstrip().startswith(b"{") or b'"shapes"' in head:
-        return ""
-    names = rb'"(images|annotations|categories|file_name|image_id|bbox|keypoints|caption)"\s*:'
+    names = rb'"(images|annotations|categories|file_name|image_id|bbox|keypoints|caption|shapes)"\s*:'
     keys = set(re.findall(names, head + tail))
-    if not ({b"images", b"file_name"} & keys and {b"annotations", b"image_id", b"bbox"} & keys) or b"caption" in keys:
+    if not head.lstrip().startswith(b"{") or b"shapes" in keys:
         return ""
-    return "keypoints" if b"keypoints" in keys else "boxes" if {b"categories", b"bbox"} & keys else ""
+    if not ({b"images", b"file_name"} & keys and {b"annotations", b"image_id", b"bbox"} & keys):
+        return ""
+    if b"keypoints" in keys:
+        return "keypoints"
+    return "boxes" if b"bbox" in keys or {b"categories", b"caption"} & keys == {b"categories"} else ""
 
 
 def _assign(inventory: Inventory, files: dict[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -71,7 +73,8 @@ def _read(inventory: Inventory, files: dict[str, str], notes: list[str]) -> BoxS
     sets, missing = {}, list[str]()
     for split, name in files.items():
         annotations = read_coco(inventory.root / name)
-        annotations = replace(annotations, file_names=tuple(each.replace("\\", "/") for each in annotations.file_names))
+        file_names = (PurePosixPath(each.replace("\\", "/")).as_posix() for each in annotations.file_names)
+        annotations = replace(annotations, file_names=tuple(file_names))
         image_dir = _find_image_dir(inventory, name, annotations)
         kept, lost = keep_present(inventory, annotations, image_dir, notes, split)
         sets[split] = kept, image_dir

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
+from typing import NoReturn
 
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import IMAGE_ENDINGS
@@ -49,6 +50,7 @@ class Inventory:
 
     Raises:
         MissingInputError: there is no such folder.
+        OSError: a folder cannot be read.
     """
 
     def __init__(self, root: Path, within: str = "") -> None:
@@ -62,10 +64,10 @@ class Inventory:
         self._by_name: dict[tuple[bool, str], list[str]] = defaultdict(list)
         self._by_tail: dict[tuple[bool, str, str], list[str]] = defaultdict(list)
         names = []
-        for folder, folders, files in os.walk(root):
-            folders[:] = [name for name in folders if _is_visible(name)]
+        for folder, folders, files in os.walk(root, onerror=raise_error):
+            folders[:] = [name for name in folders if is_visible(name)]
             self.links += [_relate(folder, name, root) for name in folders if Path(folder, name).is_symlink()]
-            names += [_relate(folder, name, root) for name in files if _is_visible(name)]
+            names += [_relate(folder, name, root) for name in files if is_visible(name)]
         for name in sorted(names, key=lambda name: name.split("/")):
             ending = PurePosixPath(name).suffix.lower()
             self._by_ending[ending].append(name)
@@ -123,6 +125,9 @@ class Inventory:
             lambda name: "JPEGImages" in PurePosixPath(name).parts,
             lambda name: split_of_path(name) == split,
             lambda name: _count_equal(PurePosixPath(name).parts, PurePosixPath(near).parts),
+            lambda name: _count_equal(
+                name.removesuffix(PurePosixPath(name).suffix * key[0]).split("/")[::-1], parts, str
+            ),
         ]
         for rank in ranks:
             if len(names) < 2:
@@ -174,19 +179,40 @@ def show_name(name: str) -> str:
     return name if name.isprintable() else ascii(name)
 
 
-def _is_visible(name: str) -> bool:
-    return not name.startswith(".") and name != "__MACOSX"
+def is_visible(name: str) -> bool:
+    """Tell whether a file or folder is one of the user's: not hidden, and not made by a system."""
+    return not name.startswith(".") and name not in ("__MACOSX", "lost+found")
+
+
+def raise_error(error: OSError) -> NoReturn:
+    """Raise the error of a folder that cannot be read, which `os.walk` would pass over."""
+    raise error
+
+
+def walk_files(root: Path) -> Iterator[Path]:
+    """Yield the visible files below a folder, also behind links; a folder that several ways lead to is read once."""
+    places, seen, real_root = [root], set[str](), Path(os.path.realpath(root))
+    for place in places:  # which grows meanwhile: links come after the folders themselves
+        for folder, folders, files in os.walk(place, onerror=raise_error):
+            real = os.path.realpath(folder)
+            if real in seen or (place != root and real_root.is_relative_to(real)):  # up there is what is not asked for
+                folders.clear()
+                continue
+            seen.add(real)
+            folders[:] = sorted(filter(is_visible, folders))
+            places += [path for name in folders if (path := Path(folder, name)).is_symlink()]
+            yield from (Path(folder, name) for name in files if is_visible(name))
 
 
 def _relate(folder: str, name: str, root: Path) -> str:
     return Path(folder, name).relative_to(root).as_posix()
 
 
-def _count_equal(first: Sequence[str], second: Sequence[str]) -> int:
-    """Count the equal elements that two sequences begin with."""
+def _count_equal(first: Sequence[str], second: Sequence[str], fold: Callable[[str], str] = str.casefold) -> int:
+    """Count the elements that two sequences begin with and that are equal when folded."""
     count = 0
     for one, other in zip(first, second, strict=False):
-        if one.casefold() != other.casefold():
+        if fold(one) != fold(other):
             break
         count += 1
     return count

@@ -250,20 +250,22 @@ def _read_region(result: Mapping[str, Any], size: tuple[int, int] | None, change
         raise RecordError(f"{kind} is {shorten(labels)}; it must be a list of classes", field=kind, remedy="label it")
     if len(labels) > 1:
         changed["left out further classes of a box"] += len(labels) - 1
-    record = Record(value)
+    record, (rows, columns) = Record(value), size or (1, 1)  # angles are between pixels
     if kind == "polygonlabels":
         changed["outlines made boxes"] += 1
         corners = _enclose(_read_points(value))
     elif kind == "ellipselabels":
         changed["ellipses made boxes"] += 1
-        x, y, half_width, half_height = (record.number(key) for key in ("x", "y", "radiusX", "radiusY"))
+        x, y, radius_x, radius_y = (record.number(key) for key in ("x", "y", "radiusX", "radiusY"))
+        angle = math.radians(record.number("rotation", default=0.0))
+        half_width = math.hypot(radius_x * math.cos(angle), radius_y * rows / columns * math.sin(angle))
+        half_height = math.hypot(radius_x * columns / rows * math.sin(angle), radius_y * math.cos(angle))
         corners = x - half_width, y - half_height, x + half_width, y + half_height
     else:
         x, y, width, height = (record.number(key) for key in ("x", "y", "width", "height"))
         corners = x, y, x + width, y + height
         if angle := record.number("rotation", default=0.0):
             changed["rotated boxes made upright ones around them"] += 1
-            rows, columns = size or (1, 1)  # the angle is between pixels
             in_pixels = x * columns, y * rows, (x + width) * columns, (y + height) * rows
             turned = _rotate(in_pixels, angle, in_pixels[:2])
             corners = turned[0] / columns, turned[1] / rows, turned[2] / columns, turned[3] / rows
@@ -272,9 +274,8 @@ def _read_region(result: Mapping[str, Any], size: tuple[int, int] | None, change
 
 def _is_labelme(path: Path) -> bool:
     head, tail = read_ends(path)
-    if not head.lstrip().startswith(b"{") or b'"shapes"' not in head:
-        return False
-    return any(key in head + tail for key in (b'"imagePath"', b'"imageData"', b'"imageHeight"'))
+    marks, others = (b'"shapes"', b'"shape_type"'), (b'"imagePath"', b'"imageData"', b'"imageHeight"')
+    return head.lstrip().startswith(b"{") and all(any(key in head + tail for key in keys) for keys in (marks, others))
 
 
 def _read_labelme(inventory: Inventory, names: Sequence[str]) -> BoxSets:

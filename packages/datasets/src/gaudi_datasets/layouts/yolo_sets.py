@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -169,10 +170,11 @@ def _note_labels(bare: Sequence[Path], outlines: Counter[str], notes: list[str])
 
 def _pair(inventory: Inventory, labels: Sequence[str]) -> dict[str, str]:
     """Return the file of labels of each image that has one."""
-    known, pairs = set(labels), {}
+    # Of a.TXT and a.txt the last one is taken.
+    known, pairs = {PurePosixPath(name).with_suffix(".txt").as_posix(): name for name in sorted(labels)}, {}
     for name in inventory.images:
-        below, beside = labels_of(Path("/") / name).relative_to("/"), PurePosixPath(name).with_suffix(".txt")
-        label = next((each.as_posix() for each in (below, beside) if each.as_posix() in known), None)
+        below, beside = labels_of(Path("/", name), look=False).relative_to("/"), PurePosixPath(name).with_suffix(".txt")
+        label = next((known[each] for each in (below.as_posix(), beside.as_posix()) if each in known), None)
         if label is not None:
             pairs[name] = label
     return pairs
@@ -181,7 +183,7 @@ def _pair(inventory: Inventory, labels: Sequence[str]) -> dict[str, str]:
 def _has_boxes(path: Path) -> bool:
     """Tell whether a text file begins with a line of a box or an outline, or is empty."""
     with open_regular_file(path) as file:
-        lines = file.read(_SNIFFED).splitlines()[:1]
+        lines = file.read(_SNIFFED).removeprefix(codecs.BOM_UTF8).splitlines()[:1]
     if not lines:
         return path.name not in _NAME_FILES
     fields = lines[0].decode("ascii", errors="replace").split()
@@ -217,11 +219,9 @@ def _read_names(inventory: Inventory, labels: Sequence[Path], notes: list[str]) 
     if listed and (names := listed[found[0]]):
         notes.append(f"classes named by {found[0]}")
         return dict(enumerate(names))
-    numbers: set[int] = set()
-    for path in labels:
-        lines = read_text(path, errors="replace").splitlines()
-        numbers.update(read_class(line.split()[0]) for line in lines if line.strip())
+    texts = (read_text(path, encoding="utf-8-sig", errors="replace") for path in labels)
+    numbers = {read_class(line.split()[0]) for text in texts for line in text.splitlines() if line.strip()} - {-1}
     notes.append(
         f"no file names the {count_things(len(numbers), 'class')} (classes.txt, or a YAML file); named by their numbers"
     )
-    return {number: str(number) for number in sorted(numbers) if number >= 0}
+    return {number: str(number) for number in sorted(numbers)}
