@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -33,6 +34,9 @@ def test_an_export_is_loaded_and_classifies_files_and_pixels(folders: Path, tmp_
         np.testing.assert_array_equal(one.labels, labels[0, :2])
         np.testing.assert_allclose(one.probabilities, probabilities[0, :2], atol=1e-5)
         assert one.names == tuple(NAMES[label] for label in labels[0, :2])
+    for top in (0, -1, 6, 1.5):
+        with pytest.raises(ValueError, match=f"top is {top}"):
+            classifier.predict(paths, top=cast("int", top))
     (of_pixels,) = classifier.predict([decode_image(paths[0].read_bytes())])
     assert of_pixels.probabilities.sum() == pytest.approx(1)
 

@@ -160,8 +160,12 @@ def test_other_inputs_are_refused(detector: Detector, image_dir: Path, tmp_path:
     for images, error in cases:
         with pytest.raises(error):
             detector.predict(images)
-    with pytest.raises(ValueError, match="batch_size"):
-        detector.predict(image_dir, batch_size=0)
+    wrong: list[tuple[str, Any]] = [("batch_size", value) for value in (0, 1.5, "2")]
+    wrong += [("score_threshold", value) for value in (-1, 30, float("nan"), "0.5", None)]
+    wrong += [("tiles", value) for value in (0, -5, 63, 200.5, "off")]
+    for name, value in wrong:
+        with pytest.raises(ValueError, match=f"{name} is {value!r}"):
+            detector.predict(image_dir, **{name: value})
     with pytest.raises(FlagError) as unknown:
         detector.predict(image_dir, classes=["bleu"])
     assert unknown.value.flag == "--classes"
@@ -169,7 +173,7 @@ def test_other_inputs_are_refused(detector: Detector, image_dir: Path, tmp_path:
 
 
 def test_classes_are_chosen_by_name_and_by_id(detector: Detector, image_dir: Path) -> None:
-    for classes, count in (((), 5), (["red"], 2), ([9], 3), (["9", "red"], 5)):
+    for classes, count in (((), 5), (["red"], 2), ([9], 3), (["9", "red"], 5), ("red", 2)):
         assert sum(map(len, detector.predict(image_dir, classes=classes))) == count
 
 

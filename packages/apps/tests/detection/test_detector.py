@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -105,6 +105,11 @@ def test_files_of_another_kind_are_refused(detector: Detector, image_dir: Path, 
     assert unnamed.value.path == str(tmp_path / "x.npz")
     with pytest.raises(MissingInputError):
         detector.predict([image_dir / "none.png"])
+
+
+def test_a_runtime_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'onnx'.*'onnxruntime'"):
+        Detector.load(tmp_path, runtime=cast("Any", "onnx"))
 
 
 def test_weights_of_a_part_of_a_detector_are_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from gaudi_apps.detection.detections import to_records
 from gaudi_apps.detection.evaluator import DetectionEvaluator
 from gaudi_apps.inference.evaluator import pack_arrays, unpack_arrays
 from gaudi_apps.training.run_dir import RunFolder
-from gaudi_datasets.detection.sources import RecordSource
+from gaudi_datasets.detection.sources import RecordSource, ground_truth
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import SingleProcess
@@ -74,6 +75,22 @@ def test_a_part_is_scored_as_a_part(oracle: Callable[..., Any], truth: dict[int,
     assert (scores.images, scores.images_total) == (3, 5)
     assert scores.figures["AP50"] == pytest.approx(1)
     assert scores.figures["AP"] == pytest.approx(1)
+
+
+def test_images_without_a_box_define_no_score(
+    oracle: Callable[..., Any],
+    truth: dict[int, Any],
+    source: RecordSource,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    evaluator = open_evaluator(source, InputOptions(2))
+    emptied = {**ground_truth(source), "annotations": []}
+    monkeypatch.setattr("gaudi_apps.detection.evaluator.ground_truth", lambda _: emptied)
+    score = evaluator.summarize(evaluator.compute(evaluator.evaluate(SimpleNamespace(model=oracle(truth)))))
+    assert math.isnan(score.value)
+    assert "AP" not in score.figures
+    assert "warning" in capsys.readouterr().err
 
 
 def test_detections_become_coco_results() -> None:

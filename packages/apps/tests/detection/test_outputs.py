@@ -83,7 +83,9 @@ def test_every_kind_of_output(
     assert red.shape == (60, 60, 3)
     assert np.abs(red.astype(int).mean(axis=(0, 1)) - [0, 0, 255]).max() < 5  # OpenCV reads BGR
     assert len(json.loads((out / "detections.json").read_text())) == 3
-    assert "crops/" in results.describe(out)
+    named = ["detections.json", "files.json", "labels/", "classes.txt", "detections.csv", "crops/"]
+    assert ", ".join(results.files).split(", ") == named
+    assert all((out / name).exists() for name in named)
     # Once more, in place of what is there.
     run(network, files, out, save=EVERYTHING)
     assert len(read_csv(out / "detections.csv")) == 2

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from gaudi_apps.cli.flag_rules import replace_flags
 from gaudi_apps.detection.config import DataFlags, DeviceFlags, NetworkFlags, RunFlags, SSDConfig
 from gaudi_apps.detection.plan import describe_training_set, print_plan
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.memory import format_bytes
 from gaudi_datasets.program import make_console
 from gaudi_datasets.records.tfrecords import frame_record
-from gaudi_models.architectures import SSDArchitecture, measure_ssd
+from gaudi_models.architectures import SSDArchitecture, count_state_bytes, list_ssd_tensors, measure_ssd
 
 
 def show(config: SSDConfig) -> str:
@@ -48,8 +49,32 @@ def test_the_plan_is_of_the_network_that_is_asked_for() -> None:
     assert plan["network"] == {"backbone": "resnet50", "image_size": 512, "default_boxes": 24564}
     parameters, kept_values = measure_ssd(80, SSDArchitecture("resnet50", 512))
     assert plan["parameters"] == parameters > 19972534
-    assert plan["checkpoint_bytes"] == 8 * parameters
-    assert plan["estimated_memory_bytes"] == 12 * parameters + 128 * kept_values * 2  # images, bytes
+    tensors = list_ssd_tensors(80, SSDArchitecture("resnet50", 512))
+    assert plan["checkpoint_bytes"] == count_state_bytes(tensors, tensors)
+    gradients, kept = 4 * parameters, 128 * kept_values * 2  # images, bytes
+    assert plan["estimated_memory_bytes"] == plan["checkpoint_bytes"] + gradients + kept
+
+
+@pytest.mark.parametrize(
+    ("steps", "report", "kept", "checkpoints"),
+    [
+        (8, {"save_checkpoints_steps": 8, "keep_ckpt_max": 2}, 1, 1),
+        (8, {"save_checkpoints_steps": 8, "keep_ckpt_max": 2, "eval_epochs": 1.0}, 1, 2),
+        (8, {"save_checkpoints_steps": 8, "keep_ckpt_max": 2, "save_checkpoints_minutes": 10.0}, 2, 2),
+        (1, {"save_checkpoints_steps": 1, "keep_ckpt_max": 2, "save_checkpoints_minutes": 10.0}, 1, 1),
+    ],
+)
+def test_the_plan_counts_each_checkpoint_with_its_average(
+    steps: int, report: dict[str, Any], kept: int, checkpoints: int
+) -> None:
+    data = {"use_fake_data": True, "num_examples_per_epoch": 256}
+    config = replace_flags(SSDConfig(), {"mode": "plan", "steps": steps, "ema_decay": 0.9, **data, **report})
+    plan = json.loads(show(replace_flags(config, {"json": True})))
+    tensors = list_ssd_tensors(80)
+    state_bytes = count_state_bytes(tensors, tensors, averages=True)
+    assert (plan["checkpoints_kept"], plan["checkpoint_bytes"]) == (kept, state_bytes)
+    (disk,) = (line for line in show(config).splitlines() if line.split()[:1] == ["disk"])
+    assert format_bytes(checkpoints * state_bytes) in disk
 
 
 def test_the_plan_knows_what_is_computed_again() -> None:
@@ -57,7 +82,8 @@ def test_the_plan_knows_what_is_computed_again() -> None:
         run=RunFlags(mode="plan", json=True), data=DataFlags(use_fake_data=True), device=DeviceFlags(recompute=True)
     )
     plan = json.loads(show(config))
-    assert plan["estimated_memory_bytes"] == 12 * plan["parameters"] + 128 * measure_ssd(80, recompute=True)[1] * 2
+    state_and_gradients = plan["checkpoint_bytes"] + 4 * plan["parameters"]
+    assert plan["estimated_memory_bytes"] == state_and_gradients + 128 * measure_ssd(80, recompute=True)[1] * 2
 
 
 def test_table_names_what_counts() -> None:

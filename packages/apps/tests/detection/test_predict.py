@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,12 +14,12 @@ import pytest
 
 from gaudi_apps.detection.detector import Detector, make_preprocessor
 from gaudi_apps.detection.outputs import DetectionResults
-from gaudi_apps.inference.media import VideoWriter, read_frames
-from gaudi_apps.inference.predictor import predict_files
+from gaudi_apps.inference.media import VideoWriter, find_files, read_frames
+from gaudi_apps.inference.predictor import find_inputs, predict_files
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.scoring import score_detections
 from gaudi_datasets.drawing import INK, PAPER, class_colour
-from gaudi_datasets.errors import DataError
+from gaudi_datasets.errors import DataError, MissingInputError
 
 CATEGORIES = (Category(7, "red"), Category(9, "blue"))
 
@@ -113,7 +114,8 @@ def test_detections_are_listed_drawn_and_written(
     out = tmp_path / "new" / "folder"
     results, lines = run(network, files, out)
     assert lines == [f"{files[0]}: 0.998 blue 8 8 68 68", f"{files[1]}: 0.998 red 16 16 76 76"]
-    assert (len(results.images), len(results.bad_files), results.num_detections) == (3, 0, 3)
+    assert (len(results.images), len(results.bad_files), results.num_detections, results.num_listed) == (3, 0, 3, 2)
+    assert results.count() == "2 detections from 0.3 on (3 in detections.json)"
     described = f"{out}: 3 images, 3 detections; detections.json, files.json and what was drawn"
     assert results.describe(out, ", 3 detections") == described
     names = ["1.png.png", "2.png.png", "3.png.png", "detections.json", "files.json"]
@@ -229,6 +231,29 @@ def test_files_of_one_name_are_kept_apart_and_earlier_results_replaced(
         "detections.json",
         "files.json",
     ]
+
+
+def test_what_an_earlier_prediction_drew_is_not_predicted_on(
+    oracle: Callable[..., Any],
+    truth: dict[int, Any],
+    image_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = [Path(shutil.copy(image_dir / f"{number}.png", tmp_path)) for number in (1, 2)]
+    for _ in range(2):
+        files = find_inputs([str(tmp_path)], tmp_path)
+        assert files == given
+        run(oracle(truth), given, tmp_path)
+    assert [path.name for path in find_files([str(tmp_path)])] == ["1.png", "1.png.png", "2.png", "2.png.png"]
+    assert "2 files" in capsys.readouterr().err
+    assert len(find_inputs([f"{tmp_path}/../{tmp_path.name}/*.png"], tmp_path)) == 2
+    assert len(find_inputs([str(tmp_path)], tmp_path / "other")) == 4
+    for path in given:
+        path.unlink()
+    with pytest.raises(MissingInputError) as caught:
+        find_inputs([str(tmp_path)], tmp_path)
+    assert caught.value.path == str(tmp_path)
 
 
 def test_large_frames_make_small_batches(

@@ -8,8 +8,8 @@ import pytest
 
 from gaudi_apps.inference import exported_models
 from gaudi_apps.inference.exported_models import choose_export
-from gaudi_apps.inference.predictor import find_export
-from gaudi_datasets.errors import MissingInputError
+from gaudi_apps.inference.predictor import find_export, read_model
+from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_distributed.devices.machine import name_processor
 
 
@@ -97,6 +97,18 @@ def test_a_runtime_without_a_checked_export_is_refused(run: Path) -> None:
     with pytest.raises(MissingInputError):
         find_export(run / "export", "openvino")
     assert find_export(run / "export", "auto") is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "runtime"),
+    [("onnx", "onnxruntime"), ("openvino-int8", "openvino"), ("tflite", "litert"), ("saved_model", "")],
+)
+def test_the_folder_of_an_export_names_its_kind_and_runtime(run: Path, kind: str, runtime: str) -> None:
+    with pytest.raises(DataError, match=f" {kind}(;|$)") as refused:
+        read_model(run / "export" / kind, "tensorflow")
+    assert refused.value.path == str(run / "export" / kind)
+    remedy = refused.value.remedy or ""
+    assert ("--runtime" in remedy, f"runtime={runtime!r}" in remedy) == (bool(runtime), bool(runtime))
 
 
 def test_speeds_are_compared_on_one_processor_alone(tmp_path: Path, run: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import re
 import runpy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -64,10 +66,10 @@ class GuessEvaluator(Evaluator[Positions]):
 
     metric = "right"
 
-    def __init__(self, communicator: Any, fingerprint: str = "seven") -> None:
+    def __init__(self, communicator: Any, fingerprint: str = "seven", folder: Path = Path("unused")) -> None:
         source: Any = Seven(fingerprint)
         options = InputOptions(2, rank=communicator.rank, size=communicator.size)
-        super().__init__(source, options, RunFolder(Path("unused")), communicator, num_images=None)
+        super().__init__(source, options, RunFolder(folder), communicator, num_images=None)
         self.calls: list[Any] = []
         self.opened: list[Any] = []
         self.watch(self.calls.append)
@@ -185,6 +187,23 @@ def test_a_step_is_evaluated_once() -> None:
 def test_ranks_that_score_on_other_images_are_refused() -> None:
     results = run_ranks(2, lambda communicator: GuessEvaluator(communicator, f"seven of {communicator.rank}"))
     assert [type(result) for result in results] == [ConfigurationError] * 2
+
+
+@pytest.mark.parametrize(
+    ("trained", "count"), [({"0": "a", "1": "b", "9": "c"}, "2"), ({"1": "other"}, None), ([], None)]
+)
+def test_images_that_the_run_was_trained_on_are_told(
+    trained: Any, count: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Listed(Seven):
+        def list_files(self) -> dict[str, str]:
+            return {"0": "a", "1": "b", "2": "d"}
+
+    (tmp_path / "training_data.json").write_text(json.dumps({"files": trained}))
+    evaluator = GuessEvaluator(SingleProcess(), folder=tmp_path)
+    evaluator.use_source(Listed("listed"), "test")
+    evaluator.warn_of_trained()
+    assert re.findall(r"trained on (\d+)", capsys.readouterr().err) == ([count] if count else [])
 
 
 def test_images_are_put_in_the_order_of_the_data_set() -> None:

@@ -14,7 +14,7 @@ from gaudi_apps.cli import run_commands
 from gaudi_apps.detection.error_analysis import compute_f1
 from gaudi_apps.inference.report_charts import LEFT, RIGHT, WIDTH, Line, draw_lines, find_ticks, show_text, thin
 from gaudi_apps.inference.report_page import make_comparison, make_report, write_comparison, write_report
-from gaudi_apps.inference.report_sections import list_classes, list_counts, read_run
+from gaudi_apps.inference.report_sections import list_classes, list_counts, list_run, read_run
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, UnsafeError
 
 MAX_BYTES = 10_000_000
@@ -161,6 +161,13 @@ def test_what_is_missing_or_damaged_is_named(copied: Path, name: str, content: s
     assert 'id="missing"' in html or content == '{"kind": 3}' or name == "run_log.json"
 
 
+@pytest.mark.parametrize(("fitted", "shown"), [(21, ("30", "21")), (30, ("30",)), (0, ("0",))])
+def test_the_flags_tell_the_steps_that_were_trained(copied: Path, fitted: int, shown: tuple[str, ...]) -> None:
+    config = copied / "config.yaml"
+    config.write_text(config.read_text(encoding="utf-8") + f"steps: {fitted}\n", encoding="utf-8")
+    assert tuple(re.findall(r"\d+", str(read_run(copied).flags["steps"]))) == shown
+
+
 def test_every_file_but_the_record_may_be_missing(copied: Path) -> None:
     for path in copied.iterdir():
         if path.is_file() and path.name != "run.json":
@@ -242,6 +249,16 @@ def test_runs_on_other_numbers_of_images_are_not_compared(copied: Path) -> None:
     other = run._replace(analysis={**run.analysis, "data": data})
     assert "cannot be compared" not in make_comparison([run, run])
     assert "cannot be compared" in make_comparison([run, other])
+
+
+def test_scores_of_an_export_are_told_as_its_own(copied: Path) -> None:
+    run = read_run(copied)
+    other = run._replace(folder=copied / "other", evaluation={**run.evaluation, "export": "onnx-<b>8"})
+    rows = dict(list_run(other))
+    assert rows.keys() - dict(list_run(run)).keys() == {"Metrics computed by"}
+    assert rows["Metrics computed by"] == "onnx-<b>8"
+    assert [Page(make_report(one)).text.count("onnx-<b>8") for one in (run, other)] == [0, 2]
+    assert [Page(make_comparison([run, one])).text.count("onnx-<b>8") for one in (run, other)] == [0, 2]
 
 
 def test_sums_are_named_by_the_classes_they_are_of(copied: Path) -> None:

@@ -31,7 +31,7 @@ def test_values_are_taken_in_any_case_and_flags_with_hyphens() -> None:
     [
         (["--mode", "trian"], "trian", "train_val, train, eval"),
         (["--batch-sice", "2"], "unknown flag --batch-sice", "did you mean"),
-        (["--epochs", "0"], "--epochs 0:", "at least 1"),
+        (["--epochs", "0"], "--epochs 0:", "in 1..1e+06"),
         (["--lr", "-1"], "--lr -1:", "above 0"),
         (["--weight-decay", "nan"], "--weight-decay nan:", "finite"),
         (["--target-map", "101"], "--target-map 101:", "in 0..100"),

@@ -141,6 +141,14 @@ def test_the_drawn_image_is_that_of_the_detector(
     assert difference.mean() < (0.01 if kind == "PNG" else 6)
 
 
+@pytest.mark.parametrize("path", ["/predict", "/draw"])
+def test_a_query_is_refused_by_name(server: Any, schema: Any, images: list[bytes], path: str) -> None:
+    for query in ("score_threshold=0.9", "score_threshold"):
+        answer = server.post(f"{path}?{query}", images[0])
+        assert (answer.status, check(answer, "Error", schema)["error"]["status"]) == (400, 400)
+        assert "'score_threshold'" in check(answer, "Error", schema)["error"]["message"]
+
+
 REFUSED = {
     "nothing": (b"", 415),
     "text": (b"hello " * 10, 415),

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from gaudi_apps.runtime.errors import CallbackError
 from gaudi_apps.training.callbacks import load_callbacks
 from gaudi_apps.training.checkpoint import CheckpointFolder
 from gaudi_apps.training.trainer import Callback
-from gaudi_datasets.errors import FlagError
+from gaudi_datasets.errors import DataError, FlagError
 
 MODULE = "callbacks_of_a_user"
 CODE = """
@@ -63,6 +64,17 @@ class NeedsArguments(Callback):
 class Fails(Callback):
     def __init__(self):
         raise RuntimeError("no server")
+
+
+class Bad(Callback):
+    def on_step_end(self, step, logs):
+        print(logs["nix"])
+
+    def on_message(self, text):
+        raise self.error
+
+    def close(self):
+        super().close()
 
 
 class NoCallback:
@@ -151,3 +163,31 @@ def test_without_names_there_are_none() -> None:
     assert load_callbacks([]) == []
     (callback,) = load_callbacks([f"{MODULE}:Stopper"])
     assert isinstance(callback, Callback)
+
+
+def test_a_callback_that_fails_is_named_with_its_method(
+    ssd_train: Callable[..., Any], records: Path, folder: Path
+) -> None:
+    flags = ("--data_dir", records, "--model_dir", "run", "--batch_size", 2, "--dtype", "fp32", "--no_evaluate")
+    done = ssd_train(*flags, "--steps", 1, "--callbacks", f"{MODULE}:Bad")
+    assert (done.status, type(done.error), type(done.error.__cause__)) == (78, CallbackError, KeyError)
+    assert f"--callbacks {MODULE}:Bad: fails in on_step_end (KeyError: 'nix')" in done.err
+
+
+def test_errors_that_are_foreseen_and_ends_pass_through_a_callback() -> None:
+    callback: Any
+    (callback,) = load_callbacks([f"{MODULE}:Bad"])
+    for error in (
+        DataError("bad"),
+        MemoryError(),
+        KeyboardInterrupt(),
+        SystemExit(3),
+        type("OpError", (Exception,), {})(),
+    ):
+        callback.error = error
+        with pytest.raises(type(error)) as caught:
+            callback.on_message("")
+        assert caught.value is error
+    with pytest.raises(KeyError):  # of a callback that no flag names
+        type(callback)().on_step_end(1, {})
+    assert [name for name in vars(callback) if name.startswith("on_")] == ["on_step_end", "on_message"]

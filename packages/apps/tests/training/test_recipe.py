@@ -166,6 +166,14 @@ def test_without_validation_nothing_is_evaluated() -> None:
     assert "eval_epochs" not in values
 
 
+@pytest.mark.parametrize(("minutes", "seconds"), [(1.0, 45), (2.0, 90), (4.0, 180), (10.0, 540)])
+def test_a_short_time_is_not_all_taken_by_the_start(minutes: float, seconds: int) -> None:
+    recipe = choose("backbone", "batch_size", minutes=minutes, batch_size=2)
+    steps = int(recipe.effective[0].value)
+    assert steps == int(seconds * 0.9 * 9 / 2)  # of 9 images a second
+    assert make_plan(replace_flags(SSDConfig(), {c.flag: c.value for c in recipe.choices}), 205).warnings == ()
+
+
 def test_flags_of_the_user_shape_the_rest() -> None:
     recipe = choose("steps", "batch_size", steps=100, batch_size=4)
     assert recipe.effective[0].flag == "dtype"
@@ -207,7 +215,25 @@ def test_a_run_that_was_fitted_to_another_time_is_refused(tmp_path: Path) -> Non
     with pytest.raises(RunChangedError) as caught:
         read_recipe(tmp_path, frozenset(), 5.0)
     assert (caught.value.field, caught.value.exit_status) == ("minutes", 78)
+    assert "--minutes 10" in str(caught.value.remedy)
     assert read_recipe(tmp_path, frozenset(), None) is not None
+    (tmp_path / "recipe.json").write_text(json.dumps(document | {"minutes": 1.0}))
+    with pytest.raises(RunChangedError, match=r"1 minute,.* --steps") as caught:
+        read_recipe(tmp_path, frozenset({"steps"}), 0.0, 5)
+    assert "--minutes 1," in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize(
+    ("flags", "length"), [({"steps": 6}, "--steps 6"), ({"steps": 0, "epochs": 2.5}, "--epochs 2.5")]
+)
+def test_a_run_of_fixed_length_goes_on_by_that(tmp_path: Path, flags: dict[str, Any], length: str) -> None:
+    document = Recipe((Choice("base_lr", 0.1, "so"),)).to_document()
+    (tmp_path / "recipe.json").write_text(json.dumps(document))
+    (tmp_path / "run.json").write_text(json.dumps({"settings": flags}))
+    with pytest.raises(RunChangedError) as caught:
+        read_recipe(tmp_path, frozenset({"minutes"}), 5.0)
+    assert length in str(caught.value.remedy)
+    assert "0 minutes" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -273,6 +299,20 @@ def test_a_run_goes_on_by_its_own_recipe(records: Path, tmp_path: Path) -> None:
     assert not ssd_train.PROGRAM.recipe.is_fitted
     config = parse("--data", records, "--model_dir", tmp_path, "--mode", "eval")
     assert config.data.batch_size == 3
+
+
+@pytest.mark.parametrize("mode", ["predict", "export"])
+def test_a_flag_that_contradicts_the_network_of_the_run_is_refused(tmp_path: Path, mode: str) -> None:
+    settings = {"backbone": "resnet18", "image_size": 512, "box_voting": True}
+    (tmp_path / "run.json").write_text(json.dumps({"settings": settings}))
+    flags = ["--mode", mode, "--model_dir", str(tmp_path), *(["--inference", "a.jpg"] if mode == "predict" else [])]
+    parse(*flags)  # by defaults nothing is contradicted
+    parse(*flags, "--backbone", "resnet18", "--image_size", "512", "--box_voting")
+    for name, value in (("image_size", "300"), ("backbone", "resnet34")):
+        with pytest.raises(RunChangedError) as refused:
+            parse(*flags, f"--{name}", value)
+        assert (refused.value.field, refused.value.path, refused.value.exit_status) == (name, str(tmp_path), 78)
+        assert f"{name} {settings[name]!r}" in str(refused.value.args[0])
 
 
 @pytest.mark.parametrize("mode", ["predict", "export", "eval"])
@@ -397,6 +437,26 @@ def test_the_configuration_of_a_fitted_run_continues_it(records: Path, tmp_path:
         path.write_text(yaml.safe_dump({**values, "steps": steps}))
         with pytest.raises(RunChangedError):
             parse("--config", path)
+
+
+@pytest.mark.parametrize("mode", ["train", "plan", "eval"])
+def test_the_run_of_another_program_is_refused(records: Path, tmp_path: Path, mode: str) -> None:
+    """By its recipe, or, as an earlier release wrote none of it there, by its log."""
+    recipe = Recipe((Choice("image_size", 128, "so"), Choice("batch_size", 3, "so")))
+    flags = ("--data", records, "--model_dir", tmp_path, "--mode", mode)
+    for owner, log in (("resnet_train", None), (None, "resnet_train"), ("ssd_train", None), (None, "ssd_train")):
+        (tmp_path / "recipe.json").write_text(json.dumps({**recipe.to_document(), "program": owner}))
+        (tmp_path / "run_log.json").write_text(json.dumps({"program": log}))
+        with pytest.raises(FlagError if "ssd_train" in (owner, log) else RunChangedError) as caught:
+            parse(*flags)
+        if isinstance(caught.value, RunChangedError):
+            assert (caught.value.field, caught.value.path) == ("program", str(tmp_path))
+            assert "resnet_train" in str(caught.value)
+
+
+def test_a_recipe_is_kept_with_the_program_that_it_is_of() -> None:
+    recipe = Recipe((Choice("batch_size", 3, "so"),))
+    assert SSDApplication(SSDConfig(), recipe=recipe).list_documents()["recipe.json"]["program"] == "ssd_train"
 
 
 def test_given_epochs_replace_the_steps_of_a_run(records: Path, tmp_path: Path) -> None:
@@ -533,6 +593,22 @@ def test_an_export_is_checked_on_the_data_of_its_run(records: Path, tmp_path: Pa
         with pytest.raises(FlagError) as caught:
             SSDApplication(parse("--mode", "export", "--model_dir", tmp_path)).use_data_of_run()
         assert (caught.value.flag, caught.value.exit_status) == ("--mode", 64)
+
+
+@pytest.mark.parametrize(
+    ("mode", "flags", "split"),
+    [("eval", [], (0.3, 7)), ("export", [], (0.3, 7)), ("eval", ["--seed", "8"], (0.3, 8)), ("plan", [], (0.2, 0))],
+)
+def test_the_data_of_a_run_is_split_as_it_was(
+    mode: str, flags: list[str], split: tuple[float, int], records: Path, tmp_path: Path
+) -> None:
+    """Else a network is scored on images that it was trained on."""
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": str(records), "val_share": 0.3, "seed": 7}))
+    config = parse("--mode", mode, "--model_dir", tmp_path, "--data", f"{records}/.", *flags)
+    assert (config.recipe.val_share, config.run.seed) == split
+    moved = shutil.copytree(records, tmp_path / "other")
+    other = parse("--mode", mode, "--model_dir", tmp_path, "--data", moved, *flags)
+    assert other.recipe.val_share == 0.2
 
 
 @pytest.mark.parametrize("flags", [["--eval_split", "test"], ["--train_splits", "train", "more"]])

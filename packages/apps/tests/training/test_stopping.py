@@ -38,11 +38,22 @@ def test_by_default_nothing_stops() -> None:
     assert stop.reason is None
 
 
-@pytest.mark.parametrize("score", [math.nan, -math.inf])
-def test_what_is_no_score_is_no_gain(score: float) -> None:
+@pytest.mark.parametrize(("score", "ends"), [(math.nan, False), (-math.inf, True)])
+def test_what_is_no_score_is_no_gain(score: float, ends: bool) -> None:
+    """Where images define none, patience waits for nothing, and ends nothing."""
     stop = EarlyStopping(patience=1)
     assert not stop.update(1, score)
-    assert stop.reason is not None
+    assert (stop.reason is not None) == ends
+
+
+@pytest.mark.parametrize(("before", "now", "kept"), [("a 1", "a 1", 1.0), ("a 1", "a 2", None), (None, "a 2", 1.0)])
+def test_scores_on_other_images_are_not_compared(before: str | None, now: str, kept: float | None) -> None:
+    first, resumed = EarlyStopping(), EarlyStopping()
+    first.scored_on, resumed.scored_on = before or "", now
+    first.update(1, 1.0)
+    state = {name: value for name, value in first.state().items() if name != "scored_on" or before is not None}
+    resumed.load(json.loads(json.dumps(state)))
+    assert (resumed.state()["best"], resumed.scored_on) == (kept, now)
 
 
 SCORES = st.lists(st.floats(0, 1) | st.just(-1.0), max_size=12)

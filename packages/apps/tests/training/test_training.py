@@ -400,8 +400,9 @@ def test_the_best_checkpoint_is_kept_besides_the_newest(
     ]
     assert list_steps(tmp_path) == [3, 4]
     assert list_steps(tmp_path, "best") == [2]
-    assert load(tmp_path, "best").metadata["early_stop"] == {"best": 0.5, "best_step": 2, "without_gain": 0}
-    assert load(tmp_path).metadata["early_stop"] == {"best": 0.5, "best_step": 2, "without_gain": 2}
+    state = {"best": 0.5, "best_step": 2, "scored_on": f"{RecordSource(records, 'val').fingerprint} 5"}
+    assert load(tmp_path, "best").metadata["early_stop"] == {**state, "without_gain": 0}
+    assert load(tmp_path).metadata["early_stop"] == {**state, "without_gain": 2}
     assert not (tmp_path / "evaluation.json").exists()  # --no_evaluate: not after training
 
     for which, steps in (("best", [2]), ("newest", [4]), ("3", [3]), ("all", [3, 4])):

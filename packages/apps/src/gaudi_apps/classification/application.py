@@ -217,14 +217,13 @@ class ClassificationApplication(Application):
     def predict(self, restore: Callable[[], Restored]) -> None:
         """Classify the user's images and videos."""
         from gaudi_apps.classification.classifier import Classifier, ClassResults, make_preprocessor
-        from gaudi_apps.inference.media import find_files
-        from gaudi_apps.inference.predictor import predict_files
+        from gaudi_apps.inference.predictor import find_inputs, predict_files
 
         use = self.train_config.flags.use
-        files = find_files(use.inference)
+        output_dir = find_copy(use.output_dir or self.settings.model_dir / "predictions", "outputs")
+        files = find_inputs(use.inference, output_dir)
         restored = restore()
         names = read_class_names(restored.model_config)
-        output_dir = find_copy(use.output_dir or self.settings.model_dir / "predictions", "outputs")
         results = predict_files(
             Classifier(restored.task.model).classify,
             files,

@@ -21,6 +21,7 @@ from gaudi_apps.inference.exported_models import CheckedExport, open_model
 from gaudi_apps.inference.media import ImageInput, Images, InputImage, Preprocessor, predict_images, read_given
 from gaudi_apps.inference.predictor import Results, Trained, assign_all, name_model, read_model
 from gaudi_apps.inference.visualizer import Image, add_title, enlarge
+from gaudi_apps.runtime.errors import require_argument
 from gaudi_datasets.classification.pipeline import MEAN_RGB, cut_square, prepare_image, prepare_pixels
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_csv, write_json
@@ -120,6 +121,7 @@ class Classifier:
 
         Raises:
             GaudiError: see `gaudi_apps.inference.predictor.read_trained`, or it is not a classifier.
+            ValueError: there is no such runtime.
             WeightsError: the file is damaged, or of another model.
         """
         return cls.open(read_model(path, runtime), path)
@@ -143,7 +145,7 @@ class Classifier:
 
         Args:
             images: see `gaudi_apps.Detector.predict`.
-            top: largest number of classes of an image, 5 at most.
+            top: largest number of classes of an image, 1 to 5.
             batch_size: largest number of images at once.
 
         Returns:
@@ -153,7 +155,9 @@ class Classifier:
             MissingInputError: a file is not there.
             DataError: an image cannot be decoded.
             TransferError: a camera or an address does not answer.
+            ValueError: a number is out of its bounds.
         """
+        require_argument("top", top, bounds=(1, LISTED))
         return predict_images(images, self._prepare, batch_size, partial(self._predict_batch, top=top))
 
     def prepare(self, image: ImageInput) -> InputImage:

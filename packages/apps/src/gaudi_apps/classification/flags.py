@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Literal
 
 from tyro.conf import arg
@@ -24,6 +24,8 @@ RateKind = Literal["piecewise", "polynomial", "constant", "cosine", "cyclical"]
 OptimizerKind = Literal["SGD", "LARS", "Adam"]
 MomentumForm = Literal["keras", "tensorflow1"]
 DecayForm = Literal["l2", "half_squares"]
+NumberKind = Literal["fp32", "bf16"]
+GroupedForm = Literal["auto", "native", "split", "block_diagonal"]
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,7 @@ class DataFlags(flags.DataFlags):
     """Keep encoded images in memory if all of them fit into half of the free memory."""
     cache_decoded_image: Annotated[Switch, fixed()] = False
     """Keep decoded images in memory, up to half of the free memory."""
-    data_loader_image_type: Annotated[Literal["fp32", "bf16"], arg(aliases=["-dlit"]), fixed(gone=flags.GONE_TYPES)] = (
-        "fp32"
-    )
+    data_loader_image_type: Annotated[NumberKind, arg(aliases=["-dlit"]), fixed(gone=flags.GONE_TYPES)] = "fp32"
     """Precision of the images from the input pipeline."""
 
     @property
@@ -136,13 +136,11 @@ class UseFlags(flags.UseFlags):
 class DeviceFlags(flags.DeviceFlags):
     """Device, precision, processors and threads."""
 
-    dtype: Annotated[Literal["fp32", "bf16"], arg(aliases=["-dt"])] = "fp32"
+    dtype: Annotated[NumberKind, arg(aliases=["-dt"])] = "fp32"
     max_cpus: Annotated[int, arg(aliases=["-mc"])] = 16
     num_parallel_calls: Annotated[int, arg(aliases=["--dataset_parallel_calls"])] = 64
     threadpool_size: Annotated[int, arg(aliases=["--datasets_num_private_threads"])] = 0
-    grouped_convolution: Annotated[Literal["auto", "native", "split", "block_diagonal"], resume_safe(per_side=True)] = (
-        "auto"
-    )
+    grouped_convolution: Annotated[GroupedForm, resume_safe(per_side=True)] = "auto"
     """Form of grouped convolutions. native: TensorFlow's own; split: one convolution per group; block_diagonal: dense
     convolutions of neighboring groups; auto: the fastest for the device."""
     intra_op_parallelism_threads: Annotated[ThreadFlag, arg(aliases=["-intra"]), per_rank(minimum=0)] = 0
@@ -374,17 +372,10 @@ def check_common(
     """
     pruning, report = config.pruning, config.report
     check_bounds(config)
-    if pruning.pruning_end_step <= pruning.pruning_begin_step:
-        raise FlagError(
-            f"--pruning_end_step {pruning.pruning_end_step}: must be above --pruning_begin_step",
-            flag="--pruning_end_step",
-        )
+    _check_pruning(pruning, mode)
     if pruning.pruning_method and config.run.ema_decay:
-        raise FlagError(
-            "--pruning_method: the average of --ema_decay would keep what is pruned",
-            flag="--pruning_method",
-            remedy="leave one of them out",
-        )
+        reason = "the average of --ema_decay would keep what is pruned"
+        raise FlagError(f"--pruning_method: {reason}", flag="--pruning_method", remedy="leave one of them out")
     if config.device.enable_xla and config.training.mixup_alpha:
         reason = "XLA has no operation that draws the shares of --mixup_alpha"
         raise FlagError(f"--enable_xla: {reason}", flag="--enable_xla", remedy="leave one of them out")
@@ -407,6 +398,19 @@ def check_common(
     flag_rules.parse_step_range(config.report.profile, "profile")
 
 
+def _check_pruning(given: PruningFlags, mode: str) -> None:
+    """Check that steps and sparsities rise, and that no flag of a pruning is given where nothing is pruned."""
+    if given.pruning_end_step <= given.pruning_begin_step:
+        wrong = f"--pruning_end_step {given.pruning_end_step}: must be above --pruning_begin_step"
+        raise FlagError(wrong, flag="--pruning_end_step")
+    if given.pruning_method and given.pruning_initial_sparsity > given.pruning_final_sparsity:
+        flag = "--pruning_initial_sparsity"
+        raise FlagError(f"{flag} {given.pruning_initial_sparsity:g}: is above --pruning_final_sparsity", flag=flag)
+    for flag in (f"--{each.name}" for each in fields(given) if getattr(given, each.name) != each.default):
+        if not given.pruning_method and mode not in (*USING, "eval"):
+            raise FlagError(f"{flag}: has no effect without --pruning_method", flag=flag, remedy="give both, or none")
+
+
 def _check_data(data: DataFlags, mode: str, found: str | None) -> None:
     """Check that images come from one place, which the mode has a use for."""
     if found is not None:
@@ -421,9 +425,7 @@ def _check_data(data: DataFlags, mode: str, found: str | None) -> None:
         raise FlagError("--train_splits: names nothing", flag="--train_splits", remedy="give one or more, as train")
     if mode == "eval" and data.use_fake_data:
         raise FlagError(
-            "--mode eval: random images have no truth",
-            flag="--mode",
-            remedy="give --data_dir, not --use_fake_data",
+            "--mode eval: random images have no truth", flag="--mode", remedy="give --data_dir, not --use_fake_data"
         )
     sized = mode == "plan" and data.num_examples_per_epoch > 0
     if mode not in USING and not (given or data.use_fake_data or sized):
@@ -494,6 +496,5 @@ FORMER_FLAGS = (
         default="10",
         meant=("10",),
     ),
-    FormerFlag("--helpfull", "give --help", replace=lambda values: ["--help"]),
-    FormerFlag("--helpshort", "give --help", replace=lambda values: ["--help"]),
+    *(FormerFlag(f"--help{kind}", "give --help", replace=lambda _: ["--help"]) for kind in ("full", "short")),
 )

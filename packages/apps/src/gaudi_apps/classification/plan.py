@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -156,7 +156,7 @@ def print_plan(
     plan = make_plan(config, training_set.images)
     document, rows = _describe_plan(config, training_set, plan)
     if config.flags.scaling.plan_ranks is not None:
-        document |= _describe_scaling(config, plan, training_set.num_classes, document.get("estimated_memory_bytes", 0))
+        document |= _describe_scaling(config, plan, training_set.num_classes, document)
     lines: Sequence[str] = ()
     if config.recipe.data is not None:
         from gaudi_apps.classification.data import open_found
@@ -202,7 +202,7 @@ def describe_training_set(config: TrainConfig) -> TrainingSet:
     return TrainingSet(given or len(source), len(source.class_names))
 
 
-def _describe_scaling(config: TrainConfig, plan: Plan, num_classes: int, memory_bytes: int) -> dict[str, Any]:
+def _describe_scaling(config: TrainConfig, plan: Plan, num_classes: int, document: Mapping[str, Any]) -> dict[str, Any]:
     """Predict the cost of many ranks, see `describe_scaling`; what a pruning keeps is left out.
 
     Raises:
@@ -211,11 +211,9 @@ def _describe_scaling(config: TrainConfig, plan: Plan, num_classes: int, memory_
     if config.model not in RESNETS:
         wrong = f"--plan_ranks: the tensors of {config.model} are not known without building it"
         raise FlagError(wrong, flag="--plan_ranks", remedy=f"give --model {config.model.removesuffix('_keras')}")
-    adam, averages = config.learning.optimizer == "Adam", config.learning.ema_decay > 0
     tensors = list_classifier_tensors(RESNETS[config.model], num_classes, config.flags.data.image_size)
-    # The steps are counted in 8 bytes, and once more by Adam.
-    state_bytes = count_state_bytes(tensors, tensors, slots=1 + adam, averages=averages) + 8 * (1 + adam)
     step = describe_step(tensors, config.flags.distribution)
+    state_bytes, memory_bytes = document["checkpoint_bytes"], document["estimated_memory_bytes"]
     return describe_scaling(config.flags, plan, step, tensors, state_bytes, memory_bytes)
 
 
@@ -229,7 +227,8 @@ def _describe_plan(
     Returns:
         names as in Plan, with optimizer, data set, disk (bytes) and memory (bytes); and the rows.
     """
-    learning, kept = config.learning, config.run.keep_checkpoints
+    learning, (keep, minutes) = config.learning, (config.run.keep_checkpoints, config.run.checkpoint_minutes)
+    kept = plan.count_checkpoints(keep, minutes)
     needs: dict[str, Any] = {}
     needs_rows: list[tuple[str, str]] = []
     if config.model in RESNETS:
@@ -240,9 +239,12 @@ def _describe_plan(
             recompute=config.flags.device.recompute,
         )
         bytes_per_value = BYTES_PER_VALUE[config.run.device.dtype]
-        averages = learning.ema_decay > 0
+        adam, averages = learning.optimizer == "Adam", learning.ema_decay > 0
+        tensors = list_classifier_tensors(RESNETS[config.model], training_set.num_classes)
+        # The steps are counted in 8 bytes, and once more by Adam.
+        state_bytes = count_state_bytes(tensors, tensors, slots=1 + adam, averages=averages) + 8 * (1 + adam)
         needs, needs_rows = describe_needs(
-            plan, size, keep_checkpoints=kept, bytes_per_value=bytes_per_value, averages=averages
+            plan, size, checkpoints=kept, state_bytes=state_bytes, bytes_per_value=bytes_per_value
         )
     names = ("optimizer", "label_smoothing", "weight_decay", "momentum", "decay_form", "momentum_form")
     document = {
@@ -250,7 +252,7 @@ def _describe_plan(
         "model": config.model,
         **{name: getattr(learning, name) for name in names},
         "data": {"images": training_set.images, "num_classes": training_set.num_classes},
-        "checkpoints_kept": plan.count_checkpoints(kept),
+        "checkpoints_kept": kept,
     }
     optimizer = f"{learning.optimizer}, weight decay {learning.weight_decay:g}, momentum {learning.momentum:g}"
     rows = [
@@ -264,7 +266,7 @@ def _describe_plan(
     if learning.optimizer == "SGD":
         rows.append(("momentum", MOMENTUM_FORMS[learning.momentum_form]))
     rows.append(("loss", f"label smoothing {learning.label_smoothing:g}, mixup {learning.mixup_alpha:g}"))
-    rows += list_plan(plan, kept, config.run.checkpoint_minutes)
+    rows += list_plan(plan, keep, minutes)
     if plan.lr_schedule == "polynomial":
         document["decay_steps"] = decay_steps(plan.total_steps, plan.warmup_steps)
         rows.append(("decay", f"over {document['decay_steps']} steps"))

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from gaudi_apps.cli.flag_rules import check_bounds, check_urls, find_rules, naming_as_typed, parse_config
+from gaudi_apps.cli.flag_rules import check_bounds, check_urls, find_rules, list_flags, naming_as_typed, parse_config
 from gaudi_apps.cli.flags import USING, ParityFlags, ScalingFlags
 from gaudi_apps.cli.launch import (
     FindDevice,
@@ -27,7 +27,7 @@ from gaudi_apps.cli.launch import (
     report_launch,
     start_processes,
 )
-from gaudi_apps.runtime.errors import FailureReporter
+from gaudi_apps.runtime.errors import FailureReporter, RunChangedError
 from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.training.plan import RANKS_PER_HOST
 from gaudi_apps.training.recipe import Recipe, find_host, read_recipe
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from gaudi_apps.training.trainer import Trainer
 
 _OF_PLAN = frozenset({"mode", *(entry.name for entry in fields(ScalingFlags))})  # flags with a value
+_OF_NETWORK = frozenset({"backbone", "image_size", "box_voting", "model_type", "resnet_size"})  # which a checkpoint has
 TOGETHER = ("train", "eval", "dry_run")  # modes that several processes share
 
 
@@ -121,7 +122,7 @@ class Program(ABC):
             prog=self.prog,
             description=self.description,
             former_flags=self.former_flags,
-            choose=self._choose,
+            choose=self._fill,
         )
         completed = fill_distribution_flags(config.distribution, os.environ, _device_finder(config))
         config = replace(config, distribution=completed)
@@ -144,6 +145,9 @@ class Program(ABC):
         """
         return Recipe()
 
+    def _fill(self, config: Any, given: frozenset[str]) -> list[str]:
+        return [*self._choose(config, given), *_follow_split(config, self.find_mode(config), given)]
+
     def _choose(self, config: Any, given: frozenset[str]) -> list[str]:
         """Choose the recipe, or read that of the run in the folder; return its flags."""
         self.recipe = Recipe()
@@ -159,7 +163,7 @@ class Program(ABC):
         if mode in ("train", "plan", "eval") and not config.run.clean and (flags.recipe == "auto" or flags.minutes):
             minutes = None if mode == "eval" else flags.minutes
             _fetch_run(config, mode)
-            found = read_recipe(find_copy(config.run.model_dir), given, minutes, config.run.steps)
+            found = read_recipe(find_copy(config.run.model_dir), given, minutes, config.run.steps, program=self.prog)
         if found is not None:
             self.recipe = found
         elif flags.data is not None and flags.recipe == "auto":
@@ -332,16 +336,41 @@ def _fetch_run(config: Any, mode: str) -> None:
     fetch_run(config.run.model_dir, which, begins=begins)
 
 
+def _follow_split(config: Any, mode: str, given: frozenset[str]) -> list[str]:
+    """Return --val_share and --seed of the run in the folder, which split its --data into training and validation."""
+    data = getattr(getattr(config, "recipe", None), "data", None)
+    if mode not in ("eval", "export") or data is None:
+        return []
+    # Imported here, for programs that only train or plan.
+    from gaudi_apps.training.application import read_flags_of_run
+
+    found = read_flags_of_run(find_copy(config.run.model_dir))
+    before, now = (Path(str(each)).resolve() for each in (found.get("data"), data))
+    if before != now:
+        return []
+    names = [name for name in ("val_share", "seed") if name not in given]
+    return [f"--{name}={found[name]}" for name in names if isinstance(found.get(name), (int, float))]
+
+
 def _follow_type(config: Any, mode: str, given: frozenset[str]) -> list[str]:
-    """Return --dtype as the run in the folder has it, or fp32 where bf16 is slower; nothing if there is no run."""
+    """Return --dtype as the run in the folder has it, or fp32 where bf16 is slower; nothing if there is no run.
+
+    Raises:
+        RunChangedError: a flag that is given contradicts the network of the run.
+    """
     # Imported here, for programs that only train or plan.
     from gaudi_apps.training.application import read_flags_of_run
     from gaudi_apps.training.checkpoint import read_run_record
 
     _fetch_run(config, mode)
     folder, found = find_copy(config.run.model_dir), None
+    settings = read_run_record(folder).get("settings", {})
+    for name, value in list_flags(config):
+        if name in given & _OF_NETWORK and settings.get(name, value) != value:
+            wrong = f"the run there has {name} {settings[name]!r}, this one {value!r}"
+            raise RunChangedError(wrong, path=folder, field=name, remedy="leave it out, or give another --model_dir")
     if "dtype" not in given:
-        found = {**read_flags_of_run(folder), **read_run_record(folder).get("settings", {})}.get("dtype")
+        found = {**read_flags_of_run(folder), **settings}.get("dtype")
     if found == "bf16" and not find_host(config.device).has_bf16:
         found = "fp32"
     return [f"--dtype={found}"] if found in ("bf16", "fp32") else []

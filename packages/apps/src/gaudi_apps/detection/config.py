@@ -21,7 +21,7 @@ from gaudi_apps.cli.flags import (
     UseFlags,
     check_modes,
 )
-from gaudi_apps.runtime.settings import ThreadFlag
+from gaudi_apps.runtime.settings import SMALLEST_TILE, ThreadFlag
 from gaudi_apps.training.recipe import open_once
 from gaudi_datasets.arguments import ON, FormerFlag
 from gaudi_datasets.errors import FlagError, MissingExtraError
@@ -34,7 +34,6 @@ COCO_TRAIN_IMAGES, COCO_CLASSES = 117266, 80
 
 SaveFlag: TypeAlias = Literal["images", "json", "txt", "csv", "crops"]
 TileFlag: TypeAlias = Literal["off", "auto"] | int
-SMALLEST_TILE = 64
 # Of the two programs that train detectors.
 WeightDecay = Annotated[
     float,

@@ -257,7 +257,7 @@ def make_supervision(
     )
 
 
-def find_labels(classes: Sequence[str | int], categories: Sequence[Category]) -> frozenset[int] | None:
+def find_labels(classes: str | Sequence[str | int], categories: Sequence[Category]) -> frozenset[int] | None:
     """Find the labels of classes that are given by name, or by the id of their category; None where none is given.
 
     Raises:
@@ -266,7 +266,7 @@ def find_labels(classes: Sequence[str | int], categories: Sequence[Category]) ->
     by_name = {one.name: label for label, one in enumerate(categories, 1)}
     by_id = {str(one.id): label for label, one in enumerate(categories, 1)}
     labels = set()
-    for given in map(str, classes):
+    for given in map(str, [classes] if isinstance(classes, str) else classes):
         label = by_name.get(given) or by_id.get(given)
         if label is None:
             nearest = difflib.get_close_matches(given.lower(), [name.lower() for name in by_name], n=3, cutoff=0.5)
@@ -355,7 +355,7 @@ class Refinement:
         batch_size: int,
         *,
         score_threshold: float,
-        classes: Sequence[str | int] = (),
+        classes: str | Sequence[str | int] = (),
         agnostic: bool = False,
         tiles: int | str | None = None,
         track: bool = False,

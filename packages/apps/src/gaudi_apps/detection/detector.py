@@ -5,10 +5,12 @@ Detections of the exports are compared with those of the network.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,6 +36,8 @@ from gaudi_apps.inference.exported_models import Arrays, CheckedExport
 from gaudi_apps.inference.exporter import Export, ExportRequest, list_kinds, require_possible, write_exports
 from gaudi_apps.inference.media import ImageInput, Images, InputImage, Preprocessor, predict_images, read_given
 from gaudi_apps.inference.predictor import Trained, assign_all, name_model, read_model
+from gaudi_apps.runtime.errors import require_argument
+from gaudi_apps.runtime.settings import SMALLEST_TILE
 from gaudi_apps.training.keras_task import Batch, KerasTask
 from gaudi_datasets.detection.coco import Category
 from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
@@ -161,6 +165,7 @@ class Detector:
 
         Raises:
             GaudiError: see `gaudi_apps.inference.predictor.read_trained`, or it is not a detector.
+            ValueError: there is no such runtime.
             WeightsError: the file is damaged, or of another model.
         """
         return cls.open(read_model(path, runtime), path)
@@ -194,7 +199,7 @@ class Detector:
         *,
         score_threshold: float = 0.3,
         batch_size: int = 16,
-        classes: Sequence[str | int] = (),
+        classes: str | Sequence[str | int] = (),
         agnostic_nms: bool = False,
         tiles: int | Literal["auto"] | None = None,
         track: bool = False,
@@ -205,12 +210,12 @@ class Detector:
             images: a path, encoded bytes, pixels uint8 [height, width, 3] in RGB, or a PIL image; a folder, a pattern
                 (``"photos/*.jpg"``), or a list of such; a video, a camera (``"webcam:0"``) or an address; an iterator
                 of images.
-            score_threshold: lowest score of a detection, .05 or more.
+            score_threshold: lowest score of a detection, 0 to 1; the network has none below .05.
             batch_size: largest number of images at once.
-            classes: names or category ids of the classes to detect; by default all.
+            classes: names or category ids of the classes to detect, or one name; by default all.
             agnostic_nms: keep the best of boxes that overlap by half or more, whatever their classes.
-            tiles: side in pixels of the windows in which larger photos are looked at, too; ``"auto"``: twice the
-                network's side; None: photos are looked at as a whole only.
+            tiles: side in pixels, 64 or more, of the windows in which larger photos are looked at, too; ``"auto"``:
+                twice the network's side; None: photos are looked at as a whole only.
             track: number the objects of a video, the same object by the same number; needs gaudi-apps[supervision].
 
         Returns:
@@ -222,9 +227,11 @@ class Detector:
             MissingInputError: a file is not there.
             DataError: an image cannot be decoded.
             TransferError: a camera or an address does not answer.
-            FlagError: a class is none of the detector's.
+            ValueError: a number is out of its bounds, or a `FlagError`: a class is none of the detector's.
             MissingExtraError: supervision is not installed, and `track` is set.
         """
+        require_argument("score_threshold", score_threshold, bounds=(0, 1), kind=Real)
+        require_argument("tiles", tiles, None, "auto", bounds=(SMALLEST_TILE, math.inf))
         prepare = self._prepare
         refinement = Refinement(
             self.categories,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,6 +26,7 @@ from gaudi_apps.inference.visualizer import (
     write_image,
     write_worst,
 )
+from gaudi_apps.runtime.errors import warn
 from gaudi_apps.training.run_dir import ANALYSIS, RunFolder, write_analysis
 from gaudi_apps.training.trainer import Score
 from gaudi_datasets.detection.coco import Category
@@ -118,7 +120,12 @@ class DetectionEvaluator(Evaluator[Scored]):
     @functools.cached_property
     def _truth(self) -> dict[str, Any]:
         """Return the ground truth as a COCO document; to make it, all images are read."""
-        return ground_truth(self._source)
+        truth = ground_truth(self._source)
+        if all(one.get("iscrowd") for one in truth["annotations"]):
+            warn(
+                f"{self._source.name}: shows nothing that could be found, so AP is not defined, and no network is best"
+            )
+        return truth
 
     def use_source(self, source: DetectionSource, split: str) -> None:
         """Evaluate all images of another source of the same classes from now on."""
@@ -126,12 +133,11 @@ class DetectionEvaluator(Evaluator[Scored]):
         self.__dict__.pop("_truth", None)
 
     def summarize(self, result: Scored) -> Score:
-        """Return AP and the other metrics that are defined."""
+        """Return AP, NaN where no box of the truth counts, and the other metrics that are defined."""
         scores = result[0]
         figures = {name: value for name, value in scores.figures.items() if value is not None}
-        ap = figures.get("AP", 0.0)
-        images = count_things(scores.images, "image")
-        return Score(ap, figures, f"AP {ap:.4f}, AP50 {figures.get('AP50', 0.0):.4f}, {images}")
+        ap, ap50 = (f"{name} {figures[name]:.4f}" if name in figures else f"{name} -" for name in ("AP", "AP50"))
+        return Score(figures.get("AP", math.nan), figures, f"{ap}, {ap50}, {count_things(scores.images, 'image')}")
 
     def write(self, result: Scored, step: int) -> None:
         """Print the metrics, and write them, the detections and images into the folder of the run."""

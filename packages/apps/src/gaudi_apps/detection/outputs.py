@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from gaudi_apps.detection.detections import DRAWN_PER_IMAGE, Detect, Refinement, crop_boxes, to_records
 from gaudi_apps.inference.addresses import Address
-from gaudi_apps.inference.media import InputImage, Preprocessor, find_files, is_video
-from gaudi_apps.inference.predictor import BATCH_BESIDE_OTHERS, LARGEST_BATCH, Results, predict_files
+from gaudi_apps.inference.media import InputImage, Preprocessor, is_video
+from gaudi_apps.inference.predictor import BATCH_BESIDE_OTHERS, LARGEST_BATCH, Results, find_inputs, predict_files
 from gaudi_apps.inference.tiles import Rows
 from gaudi_apps.inference.visualizer import add_title, draw_detections, write_image
 from gaudi_datasets.detection.coco import Category
@@ -71,7 +71,7 @@ class DetectionFiles:
     @property
     def names(self) -> list[str]:
         """Names of the files and folders that are written."""
-        names = {"txt": f"{LABELS}/ with {CLASSES}", "csv": CSV, "crops": f"{CROPS}/"}
+        names = {"txt": f"{LABELS}/, {CLASSES}", "csv": CSV, "crops": f"{CROPS}/"}
         return [name for kind, name in names.items() if kind in self._kinds]
 
     def add(self, image: InputImage, rows: Rows, track_ids: npt.NDArray[np.int32] | None = None) -> None:
@@ -149,12 +149,12 @@ def predict_by_flags(
     The detector is opened once the images are found. It is asked to compute batches side by side, and told their size,
     where there are several, but not (0) where the frames of a camera or the tiles of a photo wait for each of them.
     """
-    files = find_files(flags.inference)
+    output_dir = find_copy(flags.output_dir or model_dir / "predictions", "outputs")
+    files = find_inputs(flags.inference, output_dir)
     is_stored = not any(isinstance(path, Address) for path in files)
     many = flags.tiles == "off" and is_stored and (len(files) > LARGEST_BATCH or is_video(files[0]))
     beside = min(batch_size, BATCH_BESIDE_OTHERS) if many else 0
     detect, categories, preprocessor, side_by_side = open_detector(beside)
-    output_dir = find_copy(flags.output_dir or model_dir / "predictions", "outputs")
     refinement = make_refinement(flags, categories, detect, preprocessor, batch_size)
     results = predict_files(
         detect,
@@ -210,6 +210,7 @@ class DetectionResults(Results):
 
     Attributes:
         num_detections: number of rows of the results file.
+        num_listed: number of those that are drawn and printed.
         boxes_left_out: number of boxes that were not drawn.
         images_cut: number of images and frames that they are of.
     """
@@ -231,7 +232,7 @@ class DetectionResults(Results):
         self._refinement, self._has_tables = refinement, "json" in save
         self._others = DetectionFiles(folder, save, categories)
         self.files = [*(self.tables if self._has_tables else ()), *self._others.names]
-        self.num_detections = 0
+        self.num_detections = self.num_listed = 0
         self._encoded: list[str] = []  # each with the rows of an image, encoded while the next ones are computed
         self._categories = categories
         self._names = [category.name for category in categories]
@@ -259,6 +260,7 @@ class DetectionResults(Results):
             drawn_labels, names = name_tracks(labels[shown], tracks[shown], names)
             ends = [f" #{track}" if track else "" for track in tracks[shown].tolist()]
         self.num_detections += len(records)
+        self.num_listed += len(shown)
         self._encoded += [json.dumps(records)[1:-1]] if records and self._has_tables else []
         self._draw(image, boxes_yxyx[shown], drawn_labels, scores[shown], names)
         corners = (boxes_yxyx[shown] * np.tile(size, 2)).tolist()
@@ -282,8 +284,9 @@ class DetectionResults(Results):
         self.add_image(image, drawn)
 
     def count(self) -> str:
-        """Return the number of detections."""
-        return count_things(self.num_detections, "detection")
+        """Return the number of detections that are listed, and of those in the results file."""
+        stored = f" ({self.num_detections} in {self.tables[0]})" if self._has_tables else ""
+        return f"{count_things(self.num_listed, 'detection')} from {self._score_threshold:g} on{stored}"
 
     def write_tables(self) -> None:
         """Write the two JSON files, and what else is of all images."""

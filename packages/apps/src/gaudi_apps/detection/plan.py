@@ -239,9 +239,14 @@ def print_plan(
     images = config.data.num_examples_per_epoch or emphasis.get("images_per_epoch", training_set.images)
     plan = make_plan(config, images, workers, find_version_in(config.run.model_dir, clean=config.run.clean))
     architecture = SSDArchitecture(config.network.backbone, config.network.image_size)
+    every, trained = (
+        list_ssd_tensors(training_set.num_classes, architecture, is_frozen=one) for one in (False, frozen)
+    )
+    state_bytes = count_state_bytes(every, trained, averages=config.run.ema_decay > 0)
     document, rows = describe_plan(
         plan,
         training_set,
+        state_bytes=state_bytes,
         keep_checkpoints=config.report.keep_ckpt_max,
         bytes_per_value=BYTES_PER_VALUE[config.device.dtype],
         weight_decay=config.schedule.weight_decay,
@@ -250,10 +255,6 @@ def print_plan(
         checkpoint_minutes=config.report.save_checkpoints_minutes,
     )
     document |= {"rare_classes": dict(emphasis)} if emphasis else {}
-    every, trained = (
-        list_ssd_tensors(training_set.num_classes, architecture, is_frozen=one) for one in (False, frozen)
-    )
-    state_bytes = count_state_bytes(every, trained, averages=config.run.ema_decay > 0)
     step, memory_bytes = describe_step(trained, config.distribution), document["estimated_memory_bytes"]
     document |= describe_scaling(config, plan, step, trained, state_bytes, memory_bytes)
     rows += list_emphasis(emphasis)
@@ -279,6 +280,7 @@ def describe_plan(
     plan: Plan,
     training_set: TrainingSet,
     *,
+    state_bytes: int,
     keep_checkpoints: int,
     bytes_per_value: int,
     weight_decay: float,
@@ -291,6 +293,7 @@ def describe_plan(
     Args:
         plan: of the training.
         training_set: size of the data set.
+        state_bytes: of a checkpoint.
         keep_checkpoints: number of checkpoints that are kept.
         bytes_per_value: of the values that the forward pass keeps.
         weight_decay: of all trainable variables.
@@ -303,10 +306,12 @@ def describe_plan(
     """
     architecture = architecture or SSDArchitecture()
     size = measure_ssd(training_set.num_classes, architecture, recompute=recompute)
+    kept = plan.count_checkpoints(keep_checkpoints, checkpoint_minutes)
     needs, needs_rows = describe_needs(
         plan,
         size,
-        keep_checkpoints=keep_checkpoints,
+        checkpoints=kept,
+        state_bytes=state_bytes,
         bytes_per_value=bytes_per_value,
         record_bytes=training_set.record_bytes,
     )
@@ -315,7 +320,7 @@ def describe_plan(
         "weight_decay": weight_decay,
         "data": asdict(training_set),
         "network": {**asdict(architecture), "default_boxes": architecture.spec.num_boxes},
-        "checkpoints_kept": plan.count_checkpoints(keep_checkpoints),
+        "checkpoints_kept": kept,
         **needs,
     }
     rows = [("images", _format_share(training_set.images, training_set.images_found))]

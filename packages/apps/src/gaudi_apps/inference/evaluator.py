@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gaudi_apps.runtime.errors import broadcast_from_rank0
-from gaudi_apps.training.run_dir import RunFolder, describe_data
+from gaudi_apps.runtime.errors import broadcast_from_rank0, warn
+from gaudi_apps.training.run_dir import RunFolder, describe_data, is_same_file
 from gaudi_apps.training.trainer import Score
 from gaudi_datasets.errors import BadImageError, DataError
-from gaudi_datasets.program import ProgressLine
+from gaudi_datasets.program import ProgressLine, count_things
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, shard_indices
 from gaudi_distributed import Communicator
 from gaudi_distributed.comm.opening import verify_consistent
@@ -147,6 +147,21 @@ class Evaluator(ABC, Generic[Result]):
     def num_images(self) -> int:
         """Return the number of images that are evaluated."""
         return self._total
+
+    def name_images(self) -> str:
+        """Name the images by their contents and number, to tell whether scores can be compared."""
+        return f"{self._source.fingerprint} {self._total}"
+
+    def warn_of_trained(self) -> None:
+        """Say how many of the images the run was trained on, where its list of files and theirs tell."""
+        try:
+            trained = dict(self._folder.read_data()["files"])
+        except (LookupError, TypeError, ValueError):  # there is no list, or one of another form
+            return
+        files: Mapping[str, str] = getattr(self._source, "list_files", dict)()
+        if count := sum(is_same_file(trained[name], known) for name, known in files.items() if name in trained):
+            found = f"{count_things(count, 'file')} of the {self.split} images"
+            warn(f"the run was trained on {found} (of {len(files)}), so their score tells little of new images")
 
     def describe_data(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
         """Describe the images, to name what differs when a run goes on; see `gaudi_apps.training.run_dir`."""

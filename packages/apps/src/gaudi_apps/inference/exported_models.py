@@ -41,12 +41,7 @@ EXPORT_PRECISIONS: Mapping[ExportFormat, Sequence[ExportPrecision]] = {
     "safetensors": ("fp32",),
 }
 # The file in the folder of an export that is run; a SavedModel is its folder.
-MODEL_FILES: Mapping[str, str] = {
-    "saved_model": ".",
-    "onnx": "model.onnx",
-    "tflite": "model.tflite",
-    "openvino": "model.xml",
-}
+MODEL_FILES = {"saved_model": ".", "onnx": "model.onnx", "tflite": "model.tflite", "openvino": "model.xml"}
 FOLDER, MANIFEST = "export", "export.json"  # in the folder of a run, and in that of an export
 FORMAT, MAX_BYTES = "gaudi-apps export", 2**24
 # What OpenVINO computes in, by the precision of an export. It is no part of a file: without a hint, OpenVINO chooses by
@@ -74,9 +69,8 @@ class ExportedModel(ABC):
     included: Sequence[str] = ()
 
     def __init__(self, prepare: Prepare, threads: int = 0) -> None:
-        self.prepare = prepare
+        self.prepare, self.side_by_side = prepare, 1
         self.threads = threads or count_processors()
-        self.side_by_side = 1
 
     @abstractmethod
     def compute(self, inputs: Inputs) -> Arrays:
@@ -326,6 +320,7 @@ def refuse_file(path: Path, error: Exception) -> DataError:
 
 # What --runtime names: the format that it runs, and what it needs.
 FORMATS: Mapping[str, ExportFormat] = {"openvino": "openvino", "onnxruntime": "onnx", "litert": "tflite"}
+RUNTIMES: Mapping[str, str] = {name: runtime for runtime, name in FORMATS.items()}
 NEEDED = {"openvino": ("openvino",), "onnxruntime": ("onnx", "onnxruntime"), "litert": ("ai_edge_litert",)}
 
 
@@ -392,18 +387,14 @@ def choose_export(model_dir: Path, sha256: str, runtime: RuntimeFlag, which: str
     """
     if runtime == "tensorflow":
         return None
-    if runtime != "auto":
-        for name in NEEDED[runtime]:
-            import_runtime(name)
+    for name in NEEDED.get(runtime, ()):
+        import_runtime(name)
     found = _list_usable(model_dir, sha256, runtime)
     best = _find_fastest(found)
     if best is None and runtime != "auto":
-        raise MissingInputError(
-            f"--runtime {runtime}: no export for it was evaluated for this checkpoint",
-            flag="--runtime",
-            path=model_dir / FOLDER,
-            remedy=f"run --mode export --checkpoint {which} --export_format {FORMATS[runtime]}",
-        )
+        wrong = f"--runtime {runtime}: no export for it was evaluated for this checkpoint"
+        remedy = f"run --mode export --checkpoint {which} --export_format {FORMATS[runtime]}"
+        raise MissingInputError(wrong, flag="--runtime", path=model_dir / FOLDER, remedy=remedy)
     reason = _prefer_network(best) if runtime == "auto" else ""
     if best is None or reason:
         say(f"{model_dir}: computes by tensorflow ({reason})", error=True)
@@ -452,10 +443,20 @@ def _list_usable(model_dir: Path, sha256: str, runtime: RuntimeFlag) -> list[Che
     return found
 
 
-def list_manifests(model_dir: Path) -> list[dict[str, Any]]:
+def require_weights(path: Path) -> Path:
+    """Return a path; raise DataError where it is the folder of an export that is run from the folder of its run."""
+    for kind in (str(one.get("kind")) for one in list_manifests(path, MANIFEST)):
+        if kind != "safetensors":
+            runtime = RUNTIMES.get(kind.partition("-")[0])
+            given = f", with --runtime {runtime}, in Python runtime={runtime!r}" if runtime else ""
+            raise DataError(f"is an export of kind {kind}", path=path, remedy=f"load the folder of its run{given}")
+    return path
+
+
+def list_manifests(folder: Path, pattern: str = f"{FOLDER}/*/{MANIFEST}") -> list[dict[str, Any]]:
     """List the export.json of the exports in the folder of a run; those that cannot be read are told and left out."""
     found = []
-    for path in sorted((model_dir / FOLDER).glob(f"*/{MANIFEST}")):
+    for path in sorted(folder.glob(pattern)):
         try:
             manifest = read_manifest(path.parent)
         except (OSError, TypeError, ValueError, RecursionError):
@@ -471,13 +472,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _list_checked(model_dir: Path, sha256: str) -> list[CheckedExport]:
-    runtimes = {name: runtime for runtime, name in FORMATS.items()}
     found = []
     for manifest in list_manifests(model_dir):
         name = str(manifest.get("kind", "")).partition("-")[0]
         is_checked = {"evaluation", "speed", "image_size", "classes", "sha256"} <= manifest.keys()
-        if name in runtimes and is_checked and sha256 and manifest.get("checkpoint") == sha256:
-            export = CheckedExport(model_dir / FOLDER / manifest["kind"], runtimes[name], manifest)
+        if name in RUNTIMES and is_checked and sha256 and manifest.get("checkpoint") == sha256:
+            export = CheckedExport(model_dir / FOLDER / manifest["kind"], RUNTIMES[name], manifest)
             try:
                 _ = export.rate, export.machine, export.network_rate, str(export), dict(manifest["sha256"])
                 found.append(export)

@@ -106,7 +106,7 @@ class Export(NamedTuple):
         score: of the export.
         reference: of the network.
         restored: names of the operations that got their precision back from int8.
-        obstacle: why this processor cannot tell what the export is worth; empty: it can.
+        obstacle: why nobody can tell here what the export is worth; empty: it is measured.
     """
 
     agreement: Agreement
@@ -190,6 +190,7 @@ def make_request(
             )
         return ExportRequest(checkpoint=restored.sha256)
     evaluator = app.open_evaluator(RunFolder(app.settings.model_dir), restored.model_config, SingleProcess())
+    evaluator.warn_of_trained()
     calibration, seed = list[bytes](), app.settings.device.seed
     if "int8" in reduced:
         calibration = choose_calibration(open_train(), run.calibration_images, seed)
@@ -323,8 +324,9 @@ def write_kind(
     restored: list[str] = []
     if evaluator is None or reference is None or kind.format not in MODEL_FILES:
         return Export(agreement)
-    if obstacle := find_obstacle(*kind):
-        say(f"{folder.name}: {obstacle}, so it is not evaluated; compared in float32", error=True)
+    undefined = f"the {reference.split} images define no {reference.metric}" if math.isnan(reference.value) else ""
+    if obstacle := undefined or find_obstacle(*kind):
+        say(f"{folder.name}: {obstacle}, so it is compared only", error=True)
         return Export(agreement, obstacle=obstacle)
     score = evaluator.score_exported(_open(kind, network, folder))
     if kind == ("openvino", "int8") and reference.value - score.value > request.max_drop:

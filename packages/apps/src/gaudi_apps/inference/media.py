@@ -21,6 +21,7 @@ import PIL.Image
 from gaudi_apps.inference import addresses
 from gaudi_apps.inference.addresses import VIDEO_ENDINGS, Address, Source, fetch_image, open_capture, parse_address
 from gaudi_apps.inference.visualizer import Image, decode_image, to_pixels
+from gaudi_apps.runtime.errors import require_argument
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import IMAGE_ENDINGS, check_image, read_content, read_image
 from gaudi_ops.errors import GaudiError
@@ -395,8 +396,7 @@ def predict_images(
         ValueError: the batch size is below 1.
         GaudiError: an input cannot be read; an iterator raises it where it comes to it, after the results before.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; use at least 1")
+    require_argument("batch_size", batch_size, bounds=(1, math.inf))
 
     are_held = isinstance(images, list) and all(isinstance(one, InputImage) for one in images)
 

@@ -25,10 +25,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gaudi_apps.inference.addresses import Address, Source
-from gaudi_apps.inference.exported_models import FOLDER, CheckedExport, choose_export
-from gaudi_apps.inference.media import InputImage, Preprocessor, VideoWriter, make_batches, read_images
+from gaudi_apps.inference.exported_models import FOLDER, FORMATS, CheckedExport, choose_export, require_weights
+from gaudi_apps.inference.media import InputImage, Preprocessor, VideoWriter, find_files, make_batches, read_images
 from gaudi_apps.inference.visualizer import Image, write_image
-from gaudi_apps.runtime.errors import StopRequest
+from gaudi_apps.runtime.errors import StopRequest, require_argument
 from gaudi_apps.training.checkpoint import BEST, find_run_checkpoint, load_checkpoint
 from gaudi_apps.training.run_dir import fetch_weights
 from gaudi_datasets.errors import DataError, MissingInputError
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 Compute = Callable[[npt.NDArray[np.float32]], Sequence[npt.NDArray[Any]]]
 Computed: TypeAlias = tuple[list[InputImage], Sequence[npt.NDArray[Any]]]
-
-
 AnyResults = TypeVar("AnyResults", bound="Results")
 Item = TypeVar("Item")
 
@@ -132,6 +130,22 @@ class Results(ABC):
         return take_name(image.path.name, image.image_id, self._taken)
 
 
+def find_inputs(inputs: Sequence[str], output_dir: Path) -> list[Source]:
+    """Find the files to predict on, see `find_files`, without those that an earlier prediction wrote into a folder.
+
+    Raises:
+        MissingInputError, FlagError: as by `find_files`; also where there are no others.
+    """
+    files, own = find_files(inputs), {output_dir.resolve() / name for name in _read_manifest(output_dir / MANIFEST)}
+    left = [path for path in files if isinstance(path, Address) or path.parent.resolve() / path.name not in own]
+    told = f"{count_things(len(files) - len(left), 'file')} of an earlier prediction left out"
+    if not left:
+        raise MissingInputError(told, path=output_dir, remedy="give other images")
+    if len(left) < len(files):
+        say(f"{output_dir}: {told}", error=True)
+    return left
+
+
 def predict_files(
     compute: Compute,
     files: Sequence[Source],
@@ -151,7 +165,7 @@ def predict_files(
 
     Args:
         compute: returns the outputs of a batch, float32 [batch, side, side, 3].
-        files: from `gaudi_apps.inference.media.find_files`.
+        files: from `find_inputs`.
         prepare: see `Preprocessor`.
         make_results: makes the Results of a folder.
         output_dir: made when it is not there; the files that an earlier prediction wrote are replaced or removed.
@@ -242,11 +256,7 @@ READ_AHEAD, BYTES_AHEAD = 2 * LARGEST_BATCH, 128 * 2**20  # images, and bytes of
 
 
 def read_ahead(
-    items: Iterator[Item],
-    depth: int,
-    *,
-    measure: Callable[[Item], int] = lambda _: 0,
-    most_bytes: int = BYTES_AHEAD,
+    items: Iterator[Item], depth: int, *, measure: Callable[[Item], int] = lambda _: 0, most_bytes: int = BYTES_AHEAD
 ) -> Generator[Item, None, None]:
     """Yield items in their order, while a thread reads some of the next ones; an error comes at its place.
 
@@ -267,8 +277,7 @@ def read_ahead(
                 change.wait_for(lambda: has_left or (len(sizes) < depth and sum(sizes) < most_bytes))
                 if has_left:
                     break
-            error: Exception | None = None
-            found: list[Item] = []
+            found, error = list[Item](), None
             try:
                 found = [*itertools.islice(items, 1)]
             except Exception as one:
@@ -343,7 +352,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     """Read what an earlier prediction wrote; of a file that is none of ours, nothing is removed."""
     try:
         found = json.loads(read_text(path))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -370,8 +379,7 @@ class FileProgress:
     ) -> None:
         self._total = total
         self._console = console or make_console(stderr=True, soft_wrap=True)
-        self._seconds = seconds_between_lines
-        self._last_line = time.monotonic()
+        self._seconds, self._last_line = seconds_between_lines, time.monotonic()
         self._bar: Progress | None = None
         if self._console.is_terminal:
             self._bar = Progress(
@@ -421,9 +429,11 @@ def read_model(place: str | os.PathLike[str], runtime: RuntimeFlag) -> CheckedEx
         runtime: that computes.
 
     Raises:
-        GaudiError, WeightsError: see `fetch_weights`, `find_export` and `read_trained`.
+        GaudiError, WeightsError: see `fetch_weights`, `require_weights`, `find_export` and `read_trained`.
+        ValueError: there is no such runtime.
     """
-    path = fetch_weights(place, *(() if runtime == "tensorflow" else (FOLDER,)))
+    require_argument("runtime", runtime, "tensorflow", "auto", *FORMATS)
+    path = require_weights(fetch_weights(place, *(() if runtime == "tensorflow" else (FOLDER,))))
     return find_export(path, runtime) or read_trained(path)
 
 
@@ -486,7 +496,5 @@ def assign_all(model: Any, weights: WeightsFile) -> LoadReport:
 
 def _find_weights(path: Path) -> Path:
     """Find the weights in the folder of a run or of an export; other paths are returned as they are."""
-    if checkpoint := find_run_checkpoint(path):
-        return checkpoint
     exported = path / "weights.safetensors"
-    return exported if exported.is_file() else path
+    return find_run_checkpoint(path) or (exported if exported.is_file() else path)

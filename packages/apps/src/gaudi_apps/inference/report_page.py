@@ -144,6 +144,11 @@ def make_comparison(runs: Sequence[RunFiles]) -> str:
     attempt = functools.partial(_attempt, missing)
     data = attempt("Data", lambda: {_identify_data(run.analysis["data"]) for run in runs if run.analysis}) or ()
     notes = ["The runs were evaluated on different images: their metrics cannot be compared."] * (len(data) > 1)
+    notes += [
+        f"The metrics of {show_text(name, 60)} are those of its export {show_text(run.evaluation['export'], 60)}."
+        for name, run in zip(names, runs, strict=True)
+        if run.evaluation.get("export")
+    ]
     charts = [
         ("Loss", attempt("Loss", _overlay_losses, names, runs)),
         ("Metric", attempt("Metrics during training", sections.draw_scores, _pair_scores(names, runs))),
@@ -326,7 +331,7 @@ def _make_row(manifest: dict[str, Any], metric: str) -> list[str]:
     rates, latency = speed["images_per_second"], speed["latency_ms"]
     times = [f"{rates['1']:.1f}", f"{rates['16']:.1f}", f"{latency['p50']:.4g}", f"{latency['p99']:.4g}"]
     lost = round(evaluation["lost"], 4) + 0.0  # no minus before nothing
-    return [*kind, *times, f"{evaluation[metric]:.4f}", f"{lost:.4f}"]
+    return [*kind, *times, f"{evaluation[metric]:.4f}" if metric in evaluation else "-", f"{lost:.4f}"]
 
 
 def _describe_images(manifest: dict[str, Any]) -> str:

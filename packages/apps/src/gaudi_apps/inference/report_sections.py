@@ -46,6 +46,8 @@ def list_run(run: RunFiles) -> Rows:
     log = run.log
     plan, data, starts = log.get("plan", {}), log.get("data", {}), log.get("starts", [])
     rows = [("Folder", str(run.folder))]
+    if run.evaluation.get("export"):
+        rows.append(("Metrics computed by", str(run.evaluation["export"])))
     for number, start in enumerate(starts, 1):
         rows.append((f"Command {number}" if len(starts) > 1 else "Command", shlex.join(map(str, start["command"]))))
     if data:
@@ -354,7 +356,7 @@ class RunFiles(NamedTuple):
     Attributes:
         folder: of the run.
         settings: of ``run.json``.
-        flags: of ``config.yaml``.
+        flags: of ``config.yaml``, with the steps that were trained.
         log: of ``run_log.json``: plan, data, and the command, speed and environment of each start.
         history: rows of ``history.jsonl``.
         evaluations: rows of ``evaluations.jsonl``.
@@ -391,11 +393,18 @@ def read_run(folder: Path) -> RunFiles:
     missing: dict[str, str] = {}
     if settings is None:
         missing["Settings"] = f"there is no {RUN_FILE}"
+    flags = _read_object(folder / "config.yaml", "Flags", missing)
+    log = _read_object(folder / RUN_LOG, "Command, plan, speed and environment", missing)
+    plan = log.get("plan")
+    total = plan.get("total_steps") if isinstance(plan, dict) else None
+    # Of a length that was fitted to a time, the file has the first fit, by which a run goes on.
+    if total and flags.get("steps") not in (None, 0, total):
+        flags["steps"] = f"{total}, at first {flags['steps']}"
     return RunFiles(
         folder,
         settings or {},
-        _read_object(folder / "config.yaml", "Flags", missing),
-        _read_object(folder / RUN_LOG, "Command, plan, speed and environment", missing),
+        flags,
+        log,
         _read_rows(folder / "history.jsonl", "Curves", missing),
         _read_rows(folder / "evaluations.jsonl", "Metrics during training", missing),
         _read_object(folder / "evaluation.json", "Metrics", missing),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -198,7 +199,7 @@ class AsyncEvaluation(Evaluation):
         """Start the process, on rank 0, and take up the scores of earlier starts."""
         if self.trainer.is_root:
             self._background = BackgroundScoring(partial(self._open_scoring, self.trainer.model_config))
-            self.early_stopping.catch_up([(int(row["step"]), row.get("AP", 0.0)) for row in self._history.scores])
+            self.early_stopping.catch_up([(int(row["step"]), row.get("AP", math.nan)) for row in self._history.scores])
             self._keep_best()
 
     def on_step_begin(self, step: int) -> None:

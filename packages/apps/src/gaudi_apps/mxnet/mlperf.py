@@ -117,7 +117,7 @@ class MLPerfLog(Callback):
 
     def on_evaluate_end(self, step: int, score: Score) -> None:
         """Log the end of an evaluation, and its accuracy."""
-        self._end_evaluation(step, score.value)
+        self._end_evaluation(step, score.figures.get("AP", 0.0))  # its readers know no accuracy that is not defined
 
     def on_train_end(self) -> None:
         """Log the status of the run, unless it was stopped before its end."""

@@ -127,16 +127,17 @@ def print_plan(
     plan = make_plan(
         config, training_set.images, workers, find_version_in(config.run.model_dir, clean=config.run.clean)
     )
+    tensors = list_ssd_tensors(training_set.num_classes)
+    state_bytes = count_state_bytes(tensors, tensors)
     document, rows = describe_plan(
         plan,
         training_set,
+        state_bytes=state_bytes,
         keep_checkpoints=config.report.keep_ckpt_max,
         bytes_per_value=_BYTES_PER_VALUE[config.device.precision],
         weight_decay=config.schedule.weight_decay,
     )
-    tensors = list_ssd_tensors(training_set.num_classes)
-    state_bytes, memory_bytes = count_state_bytes(tensors, tensors), document["estimated_memory_bytes"]
-    step = _describe_step(tensors, config.distribution)
+    step, memory_bytes = _describe_step(tensors, config.distribution), document["estimated_memory_bytes"]
     document |= describe_scaling(config, plan, step, tensors, state_bytes, memory_bytes)
     if plan.evaluated_steps:
         rows.append(("validations", f"after steps {', '.join(map(str, plan.evaluated_steps))}"))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator
+from numbers import Integral
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -15,7 +17,16 @@ from gaudi_datasets.errors import GaudiError
 from gaudi_distributed import Communicator
 from gaudi_distributed.cluster.rank_info import RankInfo, detect_rank
 from gaudi_distributed.failure import RankClient, exit_now, join_coordinator, start_coordinator
-from gaudi_ops.program import EX_TEMPFAIL, MAX_ERROR, describe_error, exit_status_of, is_foreseen, say, shorten
+from gaudi_ops.program import (
+    EX_TEMPFAIL,
+    MAX_ERROR,
+    describe_error,
+    exit_status_of,
+    is_foreseen,
+    lacks_memory,
+    say,
+    shorten,
+)
 
 
 class ConfigFileError(GaudiError, ValueError):
@@ -38,6 +49,12 @@ class RunInUseError(GaudiError):
 
 class ShapeError(GaudiError):
     """A tensor of a step whose shape is not fixed, or a step that was traced again."""
+
+    exit_status = 78
+
+
+class CallbackError(GaudiError, RuntimeError):
+    """A callback of the user that raised an error of its own."""
 
     exit_status = 78
 
@@ -114,6 +131,39 @@ class BackgroundError(GaudiError, RuntimeError):
 
 class ThreadTrialError(GaudiError, RuntimeError):
     """A choice of threads could not be measured."""
+
+
+# Of a device or another rank that fails; a callback may be the first to wait for it, as by reading the loss.
+_OF_DEVICE = {"OpError", "HorovodInternalError", "MXNetError"}
+
+
+def call_hook(name: str, hook: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Call a method of the user's callback with an import path.
+
+    Raises:
+        CallbackError: it raised an error of its own, which is neither foreseen nor of the device.
+    """
+    try:
+        return call(*arguments, **named)
+    except Exception as error:
+        is_of_device = not _OF_DEVICE.isdisjoint(kind.__name__ for kind in type(error).__mro__)
+        if hasattr(error, "exit_status") or lacks_memory(error) or is_of_device:
+            raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CallbackError(f"--callbacks {name}: fails in {hook} ({reason})", flag="--callbacks") from error
+
+
+def require_argument(
+    name: str, value: Any, *choices: str | None, bounds: tuple[float, float] = (1, 0), kind: type[Any] = Integral
+) -> None:
+    """Raise ValueError unless an argument in Python is one of some choices, or a number of a kind within bounds."""
+    low, high = bounds
+    allowed = [*map(repr, choices)]
+    if repr(value) in allowed or (isinstance(value, kind) and low <= value <= high):
+        return
+    if low <= high:
+        allowed.append(f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}")
+    raise ValueError(f"{name} is {value!r}; use {', '.join(allowed)}")
 
 
 def warn(text: str) -> None:

@@ -14,6 +14,7 @@ from gaudi_distributed.devices.machine import count_processors
 # Threads: a number, 0 for as many as there are processors to use, or the measured best.
 ThreadFlag: TypeAlias = Literal["auto"] | int
 MAX_PARITY_STEPS = 100  # that --mode parity compares
+SMALLEST_TILE = 64  # side in pixels of the windows of a photo, in Python and by --tiles
 
 
 @dataclass(frozen=True)

@@ -240,7 +240,9 @@ class Application(ABC):
 
     def list_documents(self) -> dict[str, Any]:
         """Return what a run is to keep of its beginning: JSON values by the name of the file."""
-        documents: dict[str, Any] = {RECIPE: self.recipe.to_document()} if self.recipe.choices else {}
+        documents: dict[str, Any] = {}
+        if self.recipe.choices:
+            documents[RECIPE] = {**self.recipe.to_document(), "program": self.program[-1].rpartition(".")[2]}
         found = self.open_found()
         if found is not None and found.split:
             documents[SPLIT] = {**found.split}

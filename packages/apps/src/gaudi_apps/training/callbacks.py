@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from gaudi_apps.runtime.errors import FailureReporter, RanksChangedError, StopRequest, broadcast_from_rank0, warn
+from gaudi_apps.runtime.errors import (
+    FailureReporter,
+    RanksChangedError,
+    StopRequest,
+    broadcast_from_rank0,
+    call_hook,
+    warn,
+)
 from gaudi_apps.training.application import Framework
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, RunState
 from gaudi_apps.training.recipe import SCORING_SECONDS, Length, Speed, count_steps_left, fit_length
@@ -113,6 +120,7 @@ class EarlyStopping(Callback):
         best: the best score so far, -inf before the first one.
         best_step: the step of the best score.
         is_best: whether the last score is the best one so far.
+        scored_on: names the images of the scores; scores on others are not compared; empty: nothing is scored.
     """
 
     def __init__(self, *, target: float = 0.0, patience: int = 0) -> None:
@@ -120,11 +128,14 @@ class EarlyStopping(Callback):
         self.best = -math.inf
         self.best_step = 0
         self.is_best = False
+        self.scored_on = ""
         self._without_gain = 0
 
     def update(self, step: int, score: float) -> bool:
-        """Take in the score after a step; return whether it is the best so far. NaN never is."""
+        """Take in the score after a step; return whether it is the best so far. NaN never is, and is not waited for."""
         self.is_best = score > self.best
+        if math.isnan(score):
+            return False
         if self.is_best:
             self.best, self.best_step, self._without_gain = score, step, 0
         else:
@@ -159,14 +170,23 @@ class EarlyStopping(Callback):
     def state(self) -> dict[str, Any]:
         """Return JSON values for a checkpoint."""
         best = self.best if math.isfinite(self.best) else None
-        return {"best": best, "best_step": self.best_step, "without_gain": self._without_gain}
+        values = {"best": best, "best_step": self.best_step, "without_gain": self._without_gain}
+        # Not before there is a score to compare: states do not depend on evaluations to come.
+        return {**values, **({"scored_on": self.scored_on} if self.scored_on and best is not None else {})}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from the values of `state`; target and patience may be others than before.
 
+        Scores on other images than these are forgotten, which is said.
+
         Raises:
             DataError: they are not such values.
         """
+        before = state.get("scored_on")  # an earlier release did not keep it
+        if before and self.scored_on and before != self.scored_on:
+            warn("evaluations are of other images than before, so the best score and --patience begin anew")
+            return
+        self.scored_on = self.scored_on or before or ""
         try:
             self.best = -math.inf if state["best"] is None else float(state["best"])
             self.best_step, self._without_gain = int(state["best_step"]), int(state["without_gain"])
@@ -457,6 +477,9 @@ def _load_callback(name: str) -> Callback:
         callback: Callback = found()
     except Exception as error:
         raise _refuse(name, f"cannot be made ({type(error).__name__}: {error})", "correct its constructor") from error
+    for hook in (hook for hook in vars(Callback) if not hook.startswith("_")):
+        if getattr(found, hook) is not getattr(Callback, hook):
+            setattr(callback, hook, partial(call_hook, name, hook, getattr(callback, hook)))
     return callback
 
 

@@ -135,9 +135,12 @@ class Plan:
         numbers = {name: value for name, value in asdict(self).items() if name != "learning_rate"}
         return {**numbers, "rate_changes": [change._asdict() for change in self.rate_changes]}
 
-    def count_checkpoints(self, keep: int) -> int:
-        """Count the checkpoints on disk at the end, when `keep` of them are kept; the last step always writes one."""
-        return min(keep, -(-self.total_steps // self.checkpoint_steps))
+    def count_checkpoints(self, keep: int, minutes: float = 0.0) -> int:
+        """Count the checkpoints on disk at the end, when `keep` of them are kept; the last step always writes one.
+
+        With `minutes` between two more of them, which take an unknown number of steps, it is the most there may be.
+        """
+        return min(keep, self.total_steps if minutes else -(-self.total_steps // self.checkpoint_steps))
 
 
 def count_steps(epochs: float, steps_per_epoch: int) -> int:
@@ -209,7 +212,8 @@ def version_setting(version: int) -> dict[str, int]:
 
 BYTES_PER_VALUE = {"bf16": 2, "fp32": 4}
 MEMORY_COVERS = (
-    "weights, momentum, gradients and what the forward pass keeps, of one process; not the library, not the input"
+    "weights and their average, what the optimizer keeps, gradients and what the forward pass keeps, of one process; "
+    "not the library, not the input"
 )
 
 
@@ -237,9 +241,9 @@ def describe_needs(
     plan: Plan,
     size: tuple[int, int],
     *,
-    keep_checkpoints: int,
+    checkpoints: int,
+    state_bytes: int,
     bytes_per_value: int,
-    averages: bool = False,
     record_bytes: int | None = None,
 ) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """Estimate the disk and memory that a plan needs.
@@ -247,25 +251,25 @@ def describe_needs(
     Args:
         plan: of the training.
         size: of the network, as `gaudi_models.architectures.measure_ssd` computes it: parameters and kept values.
-        keep_checkpoints: number of checkpoints that are kept.
+        checkpoints: number of those that are kept besides the best one.
+        state_bytes: of one, as `gaudi_models.architectures.count_state_bytes` counts them.
         bytes_per_value: of the values that the forward pass keeps.
-        averages: an average of the weights is kept, too.
         record_bytes: of records that are there.
 
     Returns:
         parameters, disk (bytes) and memory (bytes, of one process, about) by name; and the rows of a table.
     """
     parameters, kept_values = size
-    # Weights, momentum and average are float32; a training has gradients, too.
-    checkpoint_bytes = (12 if averages else 8) * parameters
-    memory_bytes = (16 if averages else 12) * parameters + plan.own_batch * kept_values * bytes_per_value
+    # A training has gradients, too, in float32.
+    memory_bytes = state_bytes + 4 * parameters + plan.own_batch * kept_values * bytes_per_value
+    has_best = bool(plan.evaluation_steps or plan.evaluated_steps)
     document = {
         "parameters": parameters,
-        "checkpoint_bytes": checkpoint_bytes,
+        "checkpoint_bytes": state_bytes,
         "estimated_memory_bytes": memory_bytes,
         "estimated_memory_covers": MEMORY_COVERS,
     }
-    disk = f"{format_bytes(plan.count_checkpoints(keep_checkpoints) * checkpoint_bytes)} of checkpoints"
+    disk = f"{format_bytes((checkpoints + has_best) * state_bytes)} of checkpoints" + ", the best one too" * has_best
     if record_bytes is not None:
         disk += f"; {format_bytes(record_bytes)} of records are there"
     return document, [("disk", disk), ("memory", f"about {format_bytes(memory_bytes)}: {MEMORY_COVERS}")]
@@ -436,9 +440,9 @@ def list_plan(plan: Plan, keep_checkpoints: int, checkpoint_minutes: float = 0.0
     yield "warm-up", count_things(plan.warmup_steps, "step")
     if plan.lr_schedule == "piecewise":
         yield "drops", " and ".join(f"{step}" for step in plan.drop_steps)
-    kept = plan.count_checkpoints(keep_checkpoints)
+    kept = f"{plan.count_checkpoints(keep_checkpoints, checkpoint_minutes)} kept{' at most' * bool(checkpoint_minutes)}"
     by_minutes = f" and every {checkpoint_minutes:g} minutes" if checkpoint_minutes else ""
-    yield "checkpoints", f"every {count_things(plan.checkpoint_steps, 'step')}{by_minutes}, {kept} kept"
+    yield "checkpoints", f"every {count_things(plan.checkpoint_steps, 'step')}{by_minutes}, {kept}"
     if plan.evaluation_steps and checkpoint_minutes:
         yield "evaluations", f"every {count_things(plan.evaluation_steps, 'step')}, the best checkpoint is kept"
 

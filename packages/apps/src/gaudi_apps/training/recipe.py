@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 from gaudi_apps.runtime.errors import RunChangedError
 from gaudi_datasets.errors import DataError, FlagError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gaudi_datasets.layouts.splitting import SplitData
 
 RECIPE, SPLIT, CHECKED = "recipe.json", "split.json", "checked.json"
+RUN_LOG = "run_log.json"  # as in gaudi_apps.training.run_dir, which takes long to import
 FORMAT, VERSION = "gaudi-apps recipe", 1
 
 # The process began a moment before: the command line imports this module first of all that takes time.
@@ -125,7 +126,9 @@ def format_value(value: Value) -> str:
     return f"{value:.6g}" if isinstance(value, float) else f"{value}"
 
 
-def read_recipe(model_dir: Path, given: Collection[str], minutes: float | None, steps: int = 0) -> Recipe | None:
+def read_recipe(
+    model_dir: Path, given: Collection[str], minutes: float | None, steps: int = 0, *, program: str = ""
+) -> Recipe | None:
     """Read the recipe of the run in a folder.
 
     Args:
@@ -133,6 +136,7 @@ def read_recipe(model_dir: Path, given: Collection[str], minutes: float | None, 
         given: names of the flags that the user gives.
         minutes: that the user gives for the length; 0: none; None: nothing is trained.
         steps: that the user gives in place of minutes, as the config.yaml of a run does whose length was fitted.
+        program: that reads it; empty: any.
 
     Returns:
         None where there is no run, or where it has no recipe.
@@ -140,25 +144,61 @@ def read_recipe(model_dir: Path, given: Collection[str], minutes: float | None, 
     Raises:
         OSError: it cannot be read.
         DataError: the file is damaged.
-        RunChangedError: the length of the run was fitted to another time.
+        RunChangedError: the run is of another program, or its length was fitted to another time.
     """
     path = model_dir / RECIPE
     try:
-        recipe = parse_recipe(json.loads(read_text(path)), given)
+        document = json.loads(read_text(path))
+        recipe = parse_recipe(document, given)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"is no recipe of a run ({error})", path=path, remedy="give another --model_dir") from None
+    owner = document.get("program") or _read_program(model_dir)
+    if program and owner and owner != program:
+        raise RunChangedError(
+            f"the run there is of {owner}", path=model_dir, field="program", remedy="give another --model_dir"
+        )
     fitted = [choice.value for choice in recipe.choices if choice.flag == "steps" and recipe.is_fitted]
     is_same = recipe.minutes == minutes or (not minutes and "steps" in given and [steps] == fitted)
     if minutes is not None and not is_same:
-        raise RunChangedError(
-            f"the length of the run there was fitted to {recipe.minutes:g} minutes, not {minutes:g}",
-            path=path,
-            field="minutes",
-            remedy="give the same --minutes, another --model_dir, or --clean to start over",
-        )
+        _refuse_length(model_dir, recipe.minutes, minutes, given)
     return recipe
+
+
+def _refuse_length(model_dir: Path, fitted: float, minutes: float, given: Collection[str]) -> NoReturn:
+    """Raise RunChangedError for a run whose length was fitted to another time, or to none."""
+    # Imported here, for it imports NumPy, and a plan needs none.
+    from gaudi_apps.training.checkpoint import read_run_record
+
+    if fitted:
+        remedy = f"give --minutes {fitted:g}"
+        other = next((f"--{name}" for name in ("steps", "epochs") if name in given), "no --minutes")
+        wrong = f"was fitted to {_count_minutes(fitted)}, " + (
+            f"not {minutes:g}" if minutes else f"and this command gives {other}"
+        )
+    else:
+        flags = read_run_record(model_dir).get("settings", {})
+        length = next((f"--{name} {flags[name]}" for name in ("steps", "epochs") if flags.get(name)), "its length")
+        wrong, remedy = "was not fitted to a time", f"give {length} in place of --minutes"
+    raise RunChangedError(
+        f"the length of the run there {wrong}",
+        path=model_dir / RECIPE,
+        field="minutes",
+        remedy=f"{remedy}, another --model_dir, or --clean to start over",
+    )
+
+
+def _count_minutes(minutes: float) -> str:
+    return f"{minutes:g} minute{'s' * (minutes != 1)}"
+
+
+def _read_program(model_dir: Path) -> Any:
+    """Read which program wrote the log of a run; None where nothing tells it."""
+    try:
+        return json.loads(read_text(model_dir / RUN_LOG))["program"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
 
 
 def parse_recipe(document: Mapping[str, Any], given: Collection[str]) -> Recipe:
@@ -317,7 +357,7 @@ def find_host(flags: Any) -> Host:
     return Host(device, processors, device != "cpu" or bool(processor.bf16_by), "avx512f" in processor.flags)
 
 
-START_SECONDS = 60.0  # until the first step is compiled and measured, about
+START_SECONDS, SHARE_OF_START = 60.0, 0.25  # until the first step is compiled and measured, about, and at most
 EVALUATIONS = 8
 
 
@@ -346,9 +386,10 @@ def choose_steps(
         fewest: steps of such a training, if the epochs are fewer.
     """
     if config.recipe.minutes:
-        seconds = max(0.0, config.recipe.minutes * 60 - START_SECONDS) * (1 - SHARE_OF_EVALUATION)
-        reason = f"about, for {config.recipe.minutes:g} minutes; steps are measured at first and on the way"
-        return Choice("steps", max(1, int(seconds * steps_per_second)), reason)
+        given_seconds = config.recipe.minutes * 60
+        left = given_seconds - min(START_SECONDS, SHARE_OF_START * given_seconds)
+        reason = f"about, for {_count_minutes(config.recipe.minutes)}; steps are measured at first and on the way"
+        return Choice("steps", max(1, int(left * (1 - SHARE_OF_EVALUATION) * steps_per_second)), reason)
     if "steps" in given and config.run.steps:
         return Choice("steps", config.run.steps, "as given")
     if "epochs" in given:
@@ -368,7 +409,7 @@ def choose_evaluations(given: Collection[str], steps: int, per_epoch: int, *, va
     """
     if validates:
         every = max(per_epoch, -(-steps // EVALUATIONS))
-        reason = f"{-(-steps // every)} evaluations, the best checkpoint is kept"
+        reason = f"{count_things(-(-steps // every), 'evaluation')}, the best checkpoint is kept"
         yield Choice("eval_epochs", count_epochs(every, per_epoch), reason)
     else:
         yield Choice("no_evaluate", True, "there are no images to validate on")

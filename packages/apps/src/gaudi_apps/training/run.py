@@ -183,11 +183,13 @@ def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluato
     batch_norm_images = plan.global_batch // communicator.size * run.distribution.batch_norm_group
     task, model_config, state = session.load_or_initialize(data, batch_norm_images)
     _require_position(session, state, plan, data)
-    early_stopping = EarlyStopping(target=run.target, patience=run.patience)
-    if state.early_stop is not None:
-        early_stopping.load(state.early_stop)
     # Opened before training, so that missing validation data is no surprise after hours.
     evaluator = app.open_evaluator(session.folder, model_config, communicator) if run.evaluates else None
+    early_stopping = EarlyStopping(target=run.target, patience=run.patience)
+    if evaluator is not None:
+        early_stopping.scored_on = evaluator.name_images()
+    if state.early_stop is not None:
+        early_stopping.load(state.early_stop)
     if evaluator is not None:
         evaluator.watch(session.reporter.begin)
         _require_validation(session, evaluator, model_config)
@@ -459,5 +461,7 @@ def _evaluate_checkpoint(session: Session, load: Callable[[], Checkpoint]) -> tu
     evaluator = session.app.open_evaluator(session.folder, restored.model_config, session.communicator)
     if session.settings.checkpoint != "all":  # the best one of all is chosen by the validation images
         _use_test_images(session, evaluator)
+    if session.is_root:
+        evaluator.warn_of_trained()
     evaluator.watch(session.reporter.begin)
     return restored.step, evaluator.report(restored.task, restored.step)

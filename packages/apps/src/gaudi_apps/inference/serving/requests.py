@@ -185,6 +185,8 @@ class ImageHandler(BaseHandler):
             self._attempt(self._judge_head)
 
     def _judge_head(self) -> None:
+        for name in self.request.query_arguments:
+            raise RefusedError(400, f"there is no parameter {name[:100]!r}", "leave it out; flags are of the server")
         self.state.require_model()
         self.state.require_room()
         announced = self.request.headers.get("Content-Length", "")
