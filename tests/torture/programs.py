@@ -10,6 +10,7 @@ import importlib.util
 import io
 import json
 import os
+import random
 import re
 import runpy
 import socket
@@ -325,13 +326,21 @@ def run_mxnet(argv: Sequence[str]) -> None:
     ssd_mxnet_train.main([*argv])
 
 
+def find_two_ports() -> int:
+    """Return the first of two ports that nothing listens at, drawn from those that no connection is given."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", port))
+            other.bind(("127.0.0.1", port + 1))
+            return port
+
+
 def run_ranks(argv: Sequence[str]) -> None:
     """Run gaudi-run with two ranks of ssd_train, which are processes of their own."""
     from gaudi_distributed.launch import cli
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = find_two_ports()
     spread = (
         *("--np", "2", "--backend", "multi_worker", "--cores_per_rank", "0", "--first_port", str(port)),
         *("--forward", "TORTURE"),
