@@ -12,6 +12,7 @@ import pytest
 from gaudi_ops.errors import GaudiError
 from gaudi_ops.program import (
     MAX_ERROR,
+    NO_REASON,
     NO_THREAD,
     describe_error,
     exit_status_of,
@@ -39,6 +40,7 @@ class DataError(GaudiError, ValueError):
         (ImportError("no tensorflow"), 78),
         (MemoryError("Unable to allocate 3.00 GiB"), 74),
         (RuntimeError(NO_THREAD), 74),
+        (SystemError(NO_REASON), 74),
         (RuntimeError("x"), 70),
     ],
 )

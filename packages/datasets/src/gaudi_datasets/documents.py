@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,7 +218,7 @@ class Faults:
 
 def require_unique(class_names: Sequence[str]) -> None:
     """Raise FlagError for classes of which one is given twice."""
-    twice = [name for row, name in enumerate(class_names) if name in class_names[:row]]
+    twice = [name for name, count in Counter(class_names).items() if count > 1]
     if twice:
         raise FlagError(
             f"--class_names: {shorten(twice[0])} is given twice", flag="--class_names", remedy="give each class once"

@@ -64,6 +64,9 @@ def test_all_splits_are_looked_through_before_any_is_written(
     assert run(*flags) == 65
     assert "has 1 labels for 4" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+    for nothing in (["imagenet"], ["mini-imagenet", "--images_per_class", 1]):
+        assert run("convert", *nothing, *flags[1:], "--splits") == 64
+        assert "--splits" in capsys.readouterr().err
     assert run(*flags, "--splits", "train", "--shards", 2) == 0
 
 

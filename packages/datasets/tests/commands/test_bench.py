@@ -104,3 +104,9 @@ def test_wrong_flags_and_missing_data_have_their_status(folder: Path, capsys: py
     for status, argv in cases:
         assert run("bench", *argv) == status, argv
         assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "0"])
+def test_seconds_end(seconds: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", "--data_dir", folder / "boxes", "--seconds", seconds) == 64
+    assert "--seconds" in capsys.readouterr().err

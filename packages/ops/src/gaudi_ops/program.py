@@ -31,6 +31,7 @@ _CV_NO_MEMORY = -4  # the code of such a cv2.error
 # Of a kernel of oneDNN in TensorFlow: no memory (1), or none for what it needs while it computes (5).
 _KERNEL_NO_MEMORY = re.compile(r"Status: (1, message: |5, message: could not (create|execute) a primitive)")
 NO_THREAD = "can't start new thread"  # whose stack finds no place, says Python
+NO_REASON = "error return without exception set"
 
 _status: TextIO | None = None  # where a line stands on a terminal that the next one replaces
 _faults: list[OSError] = []  # of standard output and standard error
@@ -223,8 +224,9 @@ def lacks_memory(error: BaseException) -> bool:
     is_exhausted = told == "ResourceExhaustedError" or (
         told == "AbortedError" and _KERNEL_NO_MEMORY.search(str(error)) is not None
     )
-    is_threadless = kind is RuntimeError and str(error) == NO_THREAD
-    return isinstance(error, MemoryError) or is_exhausted or is_threadless or _is_cv_exhausted(error)
+    # Python says the latter of a library in C that fails and does not say why, as one that finds no memory.
+    is_told = (kind, str(error)) in ((RuntimeError, NO_THREAD), (SystemError, NO_REASON))
+    return isinstance(error, MemoryError) or is_exhausted or is_told or _is_cv_exhausted(error)
 
 
 def _is_cv_exhausted(error: BaseException) -> bool:

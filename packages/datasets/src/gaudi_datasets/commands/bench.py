@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -58,9 +59,11 @@ class Bench:
             raise ValueError("--data_dir or --annotations must be given, and not both")
         if (self.annotations is None) != (self.images is None):
             raise ValueError("--annotations and --images go together")
-        if self.seconds <= 0 or self.batch_size < 1 or min(self.image_size, self.threads, self.seed) < 0:
+        is_finite = 0 < self.seconds < math.inf
+        if not is_finite or self.batch_size < 1 or min(self.image_size, self.threads, self.seed) < 0:
             raise ValueError(
-                "--seconds must be above 0, --batch_size at least 1, --image_size, --threads and --seed at least 0"
+                "--seconds must be above 0 and finite, --batch_size at least 1, --image_size, --threads and --seed at "
+                "least 0"
             )
 
         if self.loader == "opencv" and self.data_type != "fp32":

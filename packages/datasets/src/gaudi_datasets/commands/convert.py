@@ -80,6 +80,10 @@ class ConvertImagenet:
     """splits to convert"""
     debug: Debug = False
 
+    def __post_init__(self) -> None:
+        if not self.splits:
+            raise ValueError("--splits names none; give train, validation or both")
+
     def run(self) -> None:
         """Run the command."""
         from gaudi_datasets.classification.imagenet import SHARDS, open_imagenet
@@ -102,6 +106,7 @@ class _ConvertMiniImagenet(ConvertImagenet):
     """text file with the name of a validation image on each line"""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         lists = {"train": self.train_subset, "validation": self.validation_subset}
         unlisted = [split for split in self.splits if lists[split] is None]
         if self.images_per_class < 0 or (not self.images_per_class and unlisted):
