@@ -445,14 +445,16 @@ class Case:
         elif is_starved(ended, signals):
             return
         elif "Traceback (most recent call last)" in ended.err + ended.out and not is_early:
-            self.wrong.append(f"traceback: {_last_line(ended)}")
+            _, began, rest = (ended.err + ended.out).partition("Traceback")
+            self.wrong.append(f"traceback: {_last_line(ended)}: {(began + rest)[:2000]!r}")
         elif ended.status == 0 or -ended.status in signals or is_early:
             return
         elif ended.status not in FORESEEN:
             self.wrong.append(f"status {ended.status}: {_last_line(ended)}")
         else:
-            found = _ERROR.search(ended.err)
-            text = ended.err[found.start() :].strip() if found else ""
+            found = [match.start() for match in _ERROR.finditer(ended.err)]
+            # Of ranks, each may tell its own; the last one is that of the launcher.
+            text = ended.err[found[-1 if self.program.name == "ranks" else 0] :].strip() if found else ""
             if not found:
                 self.wrong.append(f"status {ended.status} without an error: {_last_line(ended)}")
             elif len(text.splitlines()) > MOST_LINES or len(text) > MOST_CHARACTERS:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gaudi_apps.training.application import Application
 
 IMAGES_OF_BASE_RATE = 256
-COSINE_RATE, WARMED_UP_RATE, COLD_RATE = 0.256, 0.128, 0.1
+BASE_RATES = COSINE_RATE, WARMED_UP_RATE, COLD_RATE = 0.256, 0.128, 0.1
 MOST_OF_WARMED_UP_RATE = 16  # processes; with more, the original found .1 the better rate
 WARMUP_EPOCHS = 8.0
 DROP_EPOCHS = (30, 60, 80, 90)

@@ -63,8 +63,8 @@ class SSDMXNetTrain(Program):
             raise FlagError(
                 f"--system {system}: with --submission SYSTEM names it", flag="--system", remedy="leave one of them out"
             )
-        kept = [word for word in arguments if word.partition("=")[0] != "--submission"]
-        become_launcher(["--submission", "--", self.prog, *kept])
+        # The last one counts: the ranks train, whatever the words before it and the file of --config say.
+        become_launcher(["--submission", "--", self.prog, *arguments, "--no_submission"])
 
     def print_plan(self, config: SSDMXNetConfig, workers: int, launch: LaunchReport | None) -> None:
         """Print the plan of a training."""

@@ -78,8 +78,6 @@ REFUSED = {
         "--pruning_end_step 0": "--pruning_begin_step",
         "--pruning_method polynomial_decay --ema_decay .9": "--ema_decay",
         "--pruning_initial_sparsity .8 --pruning_method polynomial_decay": "--pruning_final_sparsity",
-        "--pruning_final_sparsity .8": "--pruning_method",
-        "--pruning_frequency 10 --mode plan": "--pruning_method",
         "--least_crop_area 0": "above 0",
         "--color_jitter 1.5": "in 0..1",
         "--top 6": "in 1..5",

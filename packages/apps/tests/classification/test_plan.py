@@ -107,6 +107,29 @@ def test_pruning_that_does_not_end_is_told() -> None:
     assert "at step 100000" in plan.warnings[-1]
 
 
+@pytest.mark.parametrize(
+    ("program", "flags", "named"),
+    [
+        (
+            "resnext",
+            ["--start_learning_rate", 9, "--epochs_for_lars", 3],
+            ["--start_learning_rate", "--epochs_for_lars"],
+        ),
+        ("resnext", ["--enable_lars", "--base_learning_rate", 0.5], ["--base_lr"]),
+        ("resnext", ["--enable_lars", "--start_learning_rate", 9, "--epochs_for_lars", 30], []),
+        ("resnext", ["--enable_lars", "--no_use_cosine_lr"], []),
+        ("resnet", ["--maximal_learning_rate", 0.5, "--step_size", 9], ["--maximal_learning_rate", "--step_size"]),
+        ("resnet", ["--initial_learning_rate", 1e-5], ["--initial_learning_rate"]),
+        ("resnet", ["--lars_epsilon", 1e-5, "--end_learning_rate", 0], ["--lars_epsilon", "--end_learning_rate"]),
+        ("resnet", ["--optimizer", "LARS", "--lars_epsilon", 1e-5, "--end_learning_rate", 0], []),
+        ("resnet", ["--lr_schedule", "cyclical", "--step_size", 9, "--initial_learning_rate", 1e-5], []),
+    ],
+)
+def test_flags_that_are_not_read_are_told(program: str, flags: list[object], named: list[str]) -> None:
+    warnings = plan_of(program, "-te", 90, *flags).warnings
+    assert [text.partition(" ")[0] for text in warnings] == named
+
+
 def test_the_plan_of_folders_counts_them(folders: Path) -> None:
     flags = ["--mode", "plan", "--data_dir", str(folders), "--train_splits", "train", "more", "--model", "resnet18"]
     command = [sys.executable, "-m", "gaudi_apps.resnet_train", *flags]

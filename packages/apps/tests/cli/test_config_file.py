@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gaudi_apps import resnet_train
 from gaudi_apps.cli.flag_rules import parse_config
 from gaudi_apps.detection.config import SSDConfig
 from gaudi_apps.runtime.errors import ConfigFileError
@@ -116,3 +117,17 @@ def test_an_empty_value_is_no_path(argument: list[str]) -> None:
     with pytest.raises(FlagError) as caught:
         parse_config(SSDConfig, argument, prog="ssd_train", description="")
     assert caught.value.flag == argument[0].rstrip("=")
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_a_boolean_of_a_file_wins_over_presets_and_recipes(tmp_path: Path, is_on: bool) -> None:
+    def choose(_: resnet_train.ResNetConfig, given: frozenset[str]) -> list[str]:
+        assert {"zero_gamma", "no_evaluate"} <= given
+        return ["--zero_gamma", "--no_evaluate"]
+
+    path = tmp_path / "run.yaml"
+    path.write_text(f"zero_gamma: {is_on}\nno_evaluate: {is_on}\n")
+    config = parse_config(
+        resnet_train.ResNetConfig, ["--config", str(path)], prog="resnet_train", description="", choose=choose
+    )
+    assert (config.training.zero_gamma, config.report.no_evaluate) == (is_on, is_on)

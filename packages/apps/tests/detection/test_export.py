@@ -36,7 +36,7 @@ from gaudi_apps.inference.report_page import describe_export, report_exports
 from gaudi_apps.runtime.errors import ExportError
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.detection.coco import Category, parse_coco
-from gaudi_datasets.detection.sources import CocoSource, RecordSource
+from gaudi_datasets.detection.sources import CocoSource, RecordSource, ground_truth
 from gaudi_datasets.errors import BadImageError, DataError, FlagError, MissingExtraError, MissingInputError, UnsafeError
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import SingleProcess
@@ -65,6 +65,22 @@ def run(
 def small_detector(small_network: Callable[..., Any]) -> Any:
     """Make a network that costs next to nothing, for what is the same of any; its layers are named as a detector's."""
     return small_network(3, names=("extra7_conv1", "class_head0", "box_head0"))
+
+
+def test_images_that_define_no_score_pass_no_smaller_precision(
+    small_detector: Any, noise_images: list[bytes], records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = RecordSource(records, "val")
+    emptied = {**ground_truth(source), "annotations": []}
+    monkeypatch.setattr("gaudi_apps.detection.evaluator.ground_truth", lambda _: emptied)
+    opened = source, InputOptions(2), RunFolder(tmp_path), source.categories, SingleProcess()
+    asked: dict[str, Any] = {"evaluator": DetectionEvaluator(*opened), "max_drop": 1.0}
+    (export,) = run(small_detector, noise_images, tmp_path / "a", "tflite", **asked).values()
+    assert (export.score, bool(export.obstacle)) == (None, True)
+    with pytest.raises(ExportError) as caught:
+        run(small_detector, noise_images, tmp_path / "b", "tflite", precisions=("fp32", "fp16"), **asked)
+    assert "--max_ap_drop" in str(caught.value)
+    assert not (tmp_path / "b" / "tflite").exists()
 
 
 def test_exports_are_made_checked_and_described(detector_exports: dict[Path, Export]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gaudi_apps.detection.config import ImageFlags, SaveFlag
-from gaudi_apps.detection.detections import find_labels
+from gaudi_apps.detection.detections import Tracker, find_labels
 from gaudi_apps.detection.detector import Detector, make_preprocessor
 from gaudi_apps.detection.outputs import DetectionFiles, DetectionResults, make_refinement
 from gaudi_apps.inference.media import InputImage, Preprocessor, VideoWriter
@@ -321,3 +321,15 @@ def make_folders(root: Path, *names: str) -> list[str]:
     for name in names:
         (root / name).mkdir()
     return list(names)
+
+
+@pytest.mark.parametrize("score", [0.31, 0.36, 0.9])
+@pytest.mark.parametrize("step", [0, 10])
+def test_each_listed_object_gets_a_number_from_its_second_frame_on(score: float, step: int) -> None:
+    tracker, numbers = Tracker(), []
+    for frame in range(6):
+        boxes = [[300, 300, 400, 400], [step * frame, 0, step * frame + 100, 100]][: 1 + (frame > 0)]
+        scores = np.array([0.9, score][: len(boxes)], np.float32)
+        rows = np.zeros((len(boxes), 4), np.float32), np.ones(len(boxes), np.int32), scores
+        numbers.append(tracker.follow("clip", frame, 30, np.array(boxes, np.float32), rows).tolist())
+    assert numbers == [[1], [1, 0], *[[1, 2]] * 4]

@@ -190,7 +190,8 @@ def test_ranks_that_score_on_other_images_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trained", "count"), [({"0": "a", "1": "b", "9": "c"}, "2"), ({"1": "other"}, None), ([], None)]
+    ("trained", "count"),
+    [({"0": "a", "1": "b", "9": "c"}, "2"), ({"2:0": "a", "1:2": "other"}, "1"), ({"1": "other"}, None), ([], None)],
 )
 def test_images_that_the_run_was_trained_on_are_told(
     trained: Any, count: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]

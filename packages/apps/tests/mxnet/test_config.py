@@ -143,3 +143,22 @@ def test_random_images_are_not_augmented() -> None:
     with pytest.raises(FlagError) as caught:
         ssd_mxnet_train.PROGRAM.parse(["--use_fake_data", "--mosaic", ".5"])
     assert caught.value.flag == "--mosaic"
+
+
+@pytest.mark.parametrize(
+    "words", [["--submission"], ["--submission", "True"], ["-submission=1"], ["--config", "c.yaml"]]
+)
+def test_ranks_of_a_submission_train(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text("submission: true\n")
+    launched: list[list[str]] = []
+    monkeypatch.setattr(ssd_mxnet_train, "become_launcher", launched.append)
+    program = ssd_mxnet_train.PROGRAM
+    arguments = [*words, "--synthetic", "--epochs", "7"]
+    program.start_ranks(program.parse(arguments), arguments)
+    assert launched[0][:3] == ["--submission", "--", "ssd_mxnet_train"]
+    of_rank = program.parse(launched[0][3:])
+    assert (of_rank.run.submission, of_rank.run.epochs) == (False, 7)
+    off = ["--submission", "False", *arguments[len(words) :]]
+    program.start_ranks(program.parse(off), off)
+    assert len(launched) == 1

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gaudi_apps import ssd_train
+from gaudi_apps.detection.application import SSDApplication
 from gaudi_apps.runtime.errors import RootError, broadcast_from_rank0
-from gaudi_apps.runtime.session import share_state
+from gaudi_apps.runtime.session import Session, share_state
+from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.training.trainer import ImageSequence
 from gaudi_datasets.errors import DataError
 from gaudi_distributed import SingleProcess
@@ -29,6 +33,20 @@ def test_all_ranks_get_what_rank_0_computes() -> None:
     assert run_ranks(3, lambda rank: broadcast_from_rank0(rank, compute)) == [compute()] * 3
     assert len(asked) == 2
     assert broadcast_from_rank0(SingleProcess(), lambda: (1, 2)) == (1, 2)
+
+
+def test_all_ranks_split_the_data_as_rank_0_does() -> None:
+    """It may be the only one that has the folder of the run, which tells how."""
+    flags = ["--mode", "eval", "--data", "x", "--recipe", "original", "--seed"]
+    apps = [SSDApplication(ssd_train.PROGRAM.parse([*flags, seed]), Distribution()) for seed in ("0", "1")]
+
+    def share(rank: Any) -> tuple[float, int]:
+        app = apps[rank.rank]
+        session: Any = SimpleNamespace(app=app, communicator=rank, is_root=not rank.rank, settings=None)
+        Session.share_split(session)
+        return app.config.recipe.val_share, app.config.run.seed
+
+    assert run_ranks(2, share) == [(0.2, 0)] * 2
 
 
 @pytest.mark.parametrize("error", [DataError("file: is damaged"), OSError(28, os.strerror(28), "file")])

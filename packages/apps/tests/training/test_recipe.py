@@ -301,11 +301,12 @@ def test_a_run_goes_on_by_its_own_recipe(records: Path, tmp_path: Path) -> None:
     assert config.data.batch_size == 3
 
 
-@pytest.mark.parametrize("mode", ["predict", "export"])
+@pytest.mark.parametrize("mode", ["predict", "export", "eval"])
 def test_a_flag_that_contradicts_the_network_of_the_run_is_refused(tmp_path: Path, mode: str) -> None:
     settings = {"backbone": "resnet18", "image_size": 512, "box_voting": True}
     (tmp_path / "run.json").write_text(json.dumps({"settings": settings}))
-    flags = ["--mode", mode, "--model_dir", str(tmp_path), *(["--inference", "a.jpg"] if mode == "predict" else [])]
+    inputs = {"predict": ["--inference", "a.jpg"], "eval": ["--data_dir", "x"]}
+    flags = ["--mode", mode, "--model_dir", str(tmp_path), *inputs.get(mode, [])]
     parse(*flags)  # by defaults nothing is contradicted
     parse(*flags, "--backbone", "resnet18", "--image_size", "512", "--box_voting")
     for name, value in (("image_size", "300"), ("backbone", "resnet34")):

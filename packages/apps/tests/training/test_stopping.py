@@ -54,6 +54,8 @@ def test_scores_on_other_images_are_not_compared(before: str | None, now: str, k
     state = {name: value for name, value in first.state().items() if name != "scored_on" or before is not None}
     resumed.load(json.loads(json.dumps(state)))
     assert (resumed.state()["best"], resumed.scored_on) == (kept, now)
+    resumed.catch_up([(2, 2.0)])
+    assert resumed.state()["best"] == (2.0 if kept else None)
 
 
 SCORES = st.lists(st.floats(0, 1) | st.just(-1.0), max_size=12)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from tyro.conf import arg
@@ -372,7 +372,7 @@ def check_common(
     """
     pruning, report = config.pruning, config.report
     check_bounds(config)
-    _check_pruning(pruning, mode)
+    _check_pruning(pruning)
     if pruning.pruning_method and config.run.ema_decay:
         reason = "the average of --ema_decay would keep what is pruned"
         raise FlagError(f"--pruning_method: {reason}", flag="--pruning_method", remedy="leave one of them out")
@@ -398,17 +398,14 @@ def check_common(
     flag_rules.parse_step_range(config.report.profile, "profile")
 
 
-def _check_pruning(given: PruningFlags, mode: str) -> None:
-    """Check that steps and sparsities rise, and that no flag of a pruning is given where nothing is pruned."""
+def _check_pruning(given: PruningFlags) -> None:
+    """Check that steps and sparsities rise."""
     if given.pruning_end_step <= given.pruning_begin_step:
         wrong = f"--pruning_end_step {given.pruning_end_step}: must be above --pruning_begin_step"
         raise FlagError(wrong, flag="--pruning_end_step")
     if given.pruning_method and given.pruning_initial_sparsity > given.pruning_final_sparsity:
         flag = "--pruning_initial_sparsity"
         raise FlagError(f"{flag} {given.pruning_initial_sparsity:g}: is above --pruning_final_sparsity", flag=flag)
-    for flag in (f"--{each.name}" for each in fields(given) if getattr(given, each.name) != each.default):
-        if not given.pruning_method and mode not in (*USING, "eval"):
-            raise FlagError(f"{flag}: has no effect without --pruning_method", flag=flag, remedy="give both, or none")
 
 
 def _check_data(data: DataFlags, mode: str, found: str | None) -> None:

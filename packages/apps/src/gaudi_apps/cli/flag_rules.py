@@ -469,7 +469,8 @@ def _to_arguments(path: Path, name: Any, value: Any, defaults: dict[str, Any]) -
     if isinstance(defaults[flag], bool):
         if not isinstance(value, bool):
             raise ConfigFileError(f"{name}: holds {value!r}", path=path, field=str(name), remedy="write true or false")
-        return [] if value == defaults[flag] else [f"--{flag}" if value else f"--no_{flag}"]
+        # The default too, which would else be that of a preset or a recipe.
+        return [f"--{flag}" if value else f"--no_{flag}"]
     if isinstance(value, dict):
         remedy = "give a value, flags stand at the top level"
         raise ConfigFileError(f"{name}: holds {_describe_kind(value)}", path=path, field=str(name), remedy=remedy)

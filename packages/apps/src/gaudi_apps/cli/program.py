@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from gaudi_apps.training.trainer import Trainer
 
 _OF_PLAN = frozenset({"mode", *(entry.name for entry in fields(ScalingFlags))})  # flags with a value
-_OF_NETWORK = frozenset({"backbone", "image_size", "box_voting", "model_type", "resnet_size"})  # which a checkpoint has
+# Of the network, which a checkpoint has.
+_OF_NETWORK = frozenset({"backbone", "model", "image_size", "box_voting", "model_type", "resnet_size"})
 TOGETHER = ("train", "eval", "dry_run")  # modes that several processes share
 
 
@@ -146,19 +147,24 @@ class Program(ABC):
         return Recipe()
 
     def _fill(self, config: Any, given: frozenset[str]) -> list[str]:
-        return [*self._choose(config, given), *_follow_split(config, self.find_mode(config), given)]
+        arguments, mode = self._choose(config, given), self.find_mode(config)
+        if mode in ("eval", *USING):
+            _refuse_other_network(config, given)
+        return [*arguments, *_follow_split(config, mode, given)]
 
     def _choose(self, config: Any, given: frozenset[str]) -> list[str]:
         """Choose the recipe, or read that of the run in the folder; return its flags."""
         self.recipe = Recipe()
         flags, mode = getattr(config, "recipe", None), self.find_mode(config)
+        check_bounds(config)
+        if flags is not None:
+            _check_minutes(config, mode, given)
+        check_urls(config)
+        is_alone = detect_rank(os.environ).size == 1  # on other machines, ranks may see no folder
+        if mode in USING or (flags is None and mode == "eval" and is_alone):
+            return _follow_type(config, mode, given)
         if flags is None:
             return []
-        check_bounds(config)
-        _check_minutes(config, mode, given)
-        check_urls(config)
-        if mode in USING:
-            return _follow_type(config, mode, given)
         found = None
         if mode in ("train", "plan", "eval") and not config.run.clean and (flags.recipe == "auto" or flags.minutes):
             minutes = None if mode == "eval" else flags.minutes
@@ -172,7 +178,7 @@ class Program(ABC):
             self.recipe = self.choose_recipe(replace(config, distribution=filled), given, workers)
         elif flags.minutes:
             self.recipe = Recipe(given=given, minutes=flags.minutes)
-        elif mode == "eval" and detect_rank(os.environ).size == 1:  # on other machines, ranks may see no folder
+        elif mode == "eval" and is_alone:
             return _follow_type(config, mode, given)
         return self.recipe.to_arguments()
 
@@ -345,32 +351,34 @@ def _follow_split(config: Any, mode: str, given: frozenset[str]) -> list[str]:
     from gaudi_apps.training.application import read_flags_of_run
 
     found = read_flags_of_run(find_copy(config.run.model_dir))
-    before, now = (Path(str(each)).resolve() for each in (found.get("data"), data))
-    if before != now:
+    if not found.get("data") or os.path.realpath(str(found["data"])) != os.path.realpath(data):  # which may be a loop
         return []
     names = [name for name in ("val_share", "seed") if name not in given]
     return [f"--{name}={found[name]}" for name in names if isinstance(found.get(name), (int, float))]
 
 
-def _follow_type(config: Any, mode: str, given: frozenset[str]) -> list[str]:
-    """Return --dtype as the run in the folder has it, or fp32 where bf16 is slower; nothing if there is no run.
+def _refuse_other_network(config: Any, given: frozenset[str]) -> None:
+    """Raise RunChangedError for a flag that is given, and contradicts the network of the run in the folder."""
+    from gaudi_apps.training.checkpoint import read_run_record
 
-    Raises:
-        RunChangedError: a flag that is given contradicts the network of the run.
-    """
+    folder = find_copy(config.run.model_dir)
+    settings = read_run_record(folder).get("settings", {})
+    for name, value in list_flags(config):
+        if name in given & _OF_NETWORK and settings.get(name, value) != value:
+            wrong = f"the run there has {name} {settings[name]!r}, this one {value!r}"
+            raise RunChangedError(wrong, path=folder, field=name, remedy="leave it out, or give another --model_dir")
+
+
+def _follow_type(config: Any, mode: str, given: frozenset[str]) -> list[str]:
+    """Return --dtype as the run in the folder has it, or fp32 where bf16 is slower; nothing if there is no run."""
     # Imported here, for programs that only train or plan.
     from gaudi_apps.training.application import read_flags_of_run
     from gaudi_apps.training.checkpoint import read_run_record
 
     _fetch_run(config, mode)
     folder, found = find_copy(config.run.model_dir), None
-    settings = read_run_record(folder).get("settings", {})
-    for name, value in list_flags(config):
-        if name in given & _OF_NETWORK and settings.get(name, value) != value:
-            wrong = f"the run there has {name} {settings[name]!r}, this one {value!r}"
-            raise RunChangedError(wrong, path=folder, field=name, remedy="leave it out, or give another --model_dir")
-    if "dtype" not in given:
-        found = {**read_flags_of_run(folder), **settings}.get("dtype")
+    if "dtype" not in given and hasattr(config.device, "dtype"):
+        found = {**read_flags_of_run(folder), **read_run_record(folder).get("settings", {})}.get("dtype")
     if found == "bf16" and not find_host(config.device).has_bf16:
         found = "fp32"
     return [f"--dtype={found}"] if found in ("bf16", "fp32") else []

@@ -278,6 +278,11 @@ def find_labels(classes: str | Sequence[str | int], categories: Sequence[Categor
     return frozenset(labels) if classes else None
 
 
+# ByteTrack joins two boxes by their overlap times the score, and begins a track where that of two frames is above .3:
+# faint objects that move would get no number. With this score at least, boxes that overlap by half are of one object.
+_LEAST_TRACKED_SCORE = 0.6
+
+
 class Tracker:
     """Follow objects through the frames of videos, each from new, by the ByteTrack of supervision.
 
@@ -310,7 +315,7 @@ class Tracker:
         if video != self._video:
             self._video, self._tracks, self._shift = video, _make_byte_track(rate), self._last
         labels, scores = rows[1], rows[2]
-        found = make_supervision(boxes_xyxy, labels, scores, [""] * len(labels))
+        found = make_supervision(boxes_xyxy, labels, np.maximum(scores, _LEAST_TRACKED_SCORE), [""] * len(labels))
         found.data["row"] = np.arange(len(labels))
         followed = self._tracks.update_with_detections(found)
         if len(followed):

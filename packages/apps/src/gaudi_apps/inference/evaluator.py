@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 import os
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gaudi_apps.runtime.errors import broadcast_from_rank0, warn
-from gaudi_apps.training.run_dir import RunFolder, describe_data, is_same_file
+from gaudi_apps.training.run_dir import RunFolder, describe_data
 from gaudi_apps.training.trainer import Score
 from gaudi_datasets.errors import BadImageError, DataError
 from gaudi_datasets.program import ProgressLine, count_things
@@ -155,13 +157,19 @@ class Evaluator(ABC, Generic[Result]):
     def warn_of_trained(self) -> None:
         """Say how many of the images the run was trained on, where its list of files and theirs tell."""
         try:
-            trained = dict(self._folder.read_data()["files"])
+            listed = [(str(name), str(known)) for name, known in dict(self._folder.read_data()["files"]).items()]
         except (LookupError, TypeError, ValueError):  # there is no list, or one of another form
             return
+        if not listed:  # of a data set that is too large
+            return
+        # Of several joined splits, names begin with a number.
+        trained = {(re.sub(r"^\d+:", "", name), known) for name, known in listed}
         files: Mapping[str, str] = getattr(self._source, "list_files", dict)()
-        if count := sum(is_same_file(trained[name], known) for name, known in files.items() if name in trained):
+        own = [(re.sub(r"^\d+:", "", name), known) for name, known in files.items()]
+        # Earlier releases lacked the CRC-32C in the end.
+        if count := sum((name, known) in trained or (name, known.rpartition(" ")[0]) in trained for name, known in own):
             found = f"{count_things(count, 'file')} of the {self.split} images"
-            warn(f"the run was trained on {found} (of {len(files)}), so their score tells little of new images")
+            warn(f"the run was trained on {found} (of {len(own)}), so their score tells little of new images")
 
     def describe_data(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
         """Describe the images, to name what differs when a run goes on; see `gaudi_apps.training.run_dir`."""
@@ -251,8 +259,12 @@ class Evaluator(ABC, Generic[Result]):
         return ExportScore(*figures, seconds, TIMED_BATCH, float(np.median(repeats)), *computed)
 
     def measure_exported(self, model: ExportedModel, positions: Sequence[int]) -> float:
-        """Return the metric of an exported model on some images, by their positions among those of the evaluation."""
-        return self.summarize(self.compute(self.run_exported(model, positions, shows=False)[0])).value
+        """Return the metric of an exported model on some images, by their positions among those of the evaluation.
+
+        It is 0 where they define none, as an image without a box: no network loses anything there.
+        """
+        value = self.summarize(self.compute(self.run_exported(model, positions, shows=False)[0])).value
+        return 0.0 if math.isnan(value) else value
 
     def report_exported(self, model: ExportedModel, step: int, export: str) -> Score:
         """Evaluate an exported model of a step, and print and write the metrics as `report` does, with its name."""

@@ -389,10 +389,11 @@ def choose_export(model_dir: Path, sha256: str, runtime: RuntimeFlag, which: str
         return None
     for name in NEEDED.get(runtime, ()):
         import_runtime(name)
-    found = _list_usable(model_dir, sha256, runtime)
-    best = _find_fastest(found)
+    best = _find_fastest(_list_usable(model_dir, sha256, runtime))
     if best is None and runtime != "auto":
-        wrong = f"--runtime {runtime}: no export for it was evaluated for this checkpoint"
+        manifests = [one for one in list_manifests(model_dir) if one.get("checkpoint") == sha256]
+        reasons = "".join(sorted({f" ({one['not_evaluated']})" for one in manifests if "not_evaluated" in one}))
+        wrong = f"--runtime {runtime}: no export for it was evaluated for this checkpoint{reasons}"
         remedy = f"run --mode export --checkpoint {which} --export_format {FORMATS[runtime]}"
         raise MissingInputError(wrong, flag="--runtime", path=model_dir / FOLDER, remedy=remedy)
     reason = _prefer_network(best) if runtime == "auto" else ""

@@ -320,12 +320,13 @@ def write_kind(
     Where int8 of OpenVINO loses more than it may, the layers that cost the most get their precision back.
     """
     agreement = export_format(kind, network, encoded_images, folder, scratch, request.calibration)
-    evaluator = request.evaluator
-    restored: list[str] = []
+    evaluator, restored = request.evaluator, list[str]()
     if evaluator is None or reference is None or kind.format not in MODEL_FILES:
         return Export(agreement)
     undefined = f"the {reference.split} images define no {reference.metric}" if math.isnan(reference.value) else ""
     if obstacle := undefined or find_obstacle(*kind):
+        if undefined and kind.precision != "fp32":
+            raise ExportError(f"{folder.name}: {undefined}, so --max_ap_drop cannot be checked; nothing is exported")
         say(f"{folder.name}: {obstacle}, so it is compared only", error=True)
         return Export(agreement, obstacle=obstacle)
     score = evaluator.score_exported(_open(kind, network, folder))

@@ -150,7 +150,10 @@ def call_hook(name: str, hook: str, call: Callable[..., Any], *arguments: Any, *
         if hasattr(error, "exit_status") or lacks_memory(error) or is_of_device:
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise CallbackError(f"--callbacks {name}: fails in {hook} ({reason})", flag="--callbacks") from error
+        failed = CallbackError(f"--callbacks {name}: fails in {hook} ({reason})", flag="--callbacks")
+        if isinstance(error, OSError):  # of a disk or a network, which the next try may find well
+            failed.exit_status = exit_status_of(error)
+        raise failed from error
 
 
 def require_argument(

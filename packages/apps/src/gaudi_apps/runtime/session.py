@@ -150,6 +150,16 @@ class Session:
             self.app.use_recipe(replace(recipe, choices=tuple(choices)))
             self.settings = self.app.settings
 
+    def share_split(self) -> None:
+        """Split the data as rank 0 does, for the same reason."""
+        if getattr(getattr(self.app.config, "recipe", None), "data", None) is None:
+            return
+        flags = dict(list_flags(self.app.config))
+        values = broadcast_from_rank0(self.communicator, lambda: {name: flags[name] for name in ("val_share", "seed")})
+        if not self.is_root:
+            self.app.change_flags(values)
+            self.settings = self.app.settings
+
     def choose_version(self) -> None:
         """Follow the rules of the run in the folder, or the current ones, alike on all ranks."""
         clean = self.settings.clean

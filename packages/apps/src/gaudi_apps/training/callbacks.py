@@ -120,6 +120,7 @@ class EarlyStopping(Callback):
         best: the best score so far, -inf before the first one.
         best_step: the step of the best score.
         is_best: whether the last score is the best one so far.
+        is_new: whether the scores of the state that was loaded are of other images, and so were forgotten.
         scored_on: names the images of the scores; scores on others are not compared; empty: nothing is scored.
     """
 
@@ -127,7 +128,7 @@ class EarlyStopping(Callback):
         self._target, self._patience = target, patience
         self.best = -math.inf
         self.best_step = 0
-        self.is_best = False
+        self.is_best = self.is_new = False
         self.scored_on = ""
         self._without_gain = 0
 
@@ -144,7 +145,8 @@ class EarlyStopping(Callback):
 
     def catch_up(self, scores: Sequence[tuple[int, float]]) -> None:
         """Take in the scores that came after the state of the checkpoint, of all scores by step."""
-        for step, score in [one for one in scores if one[0] > self.best_step][self._without_gain :]:
+        later = [] if self.is_new else [one for one in scores if one[0] > self.best_step]
+        for step, score in later[self._without_gain :]:
             self.update(step, score)
 
     @property
@@ -177,14 +179,14 @@ class EarlyStopping(Callback):
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from the values of `state`; target and patience may be others than before.
 
-        Scores on other images than these are forgotten, which is said.
+        Scores on other images than these are forgotten, see `is_new`.
 
         Raises:
             DataError: they are not such values.
         """
         before = state.get("scored_on")  # an earlier release did not keep it
-        if before and self.scored_on and before != self.scored_on:
-            warn("evaluations are of other images than before, so the best score and --patience begin anew")
+        self.is_new = bool(before and self.scored_on and before != self.scored_on)
+        if self.is_new:
             return
         self.scored_on = self.scored_on or before or ""
         try:

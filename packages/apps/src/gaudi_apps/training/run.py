@@ -135,6 +135,8 @@ def _open_logged_training(session: Session, loggers: Sequence[RunLogger]) -> Ite
             )
     if evaluator is not None and run.reports_scores:
         validated = evaluator.split
+        if session.is_root:
+            evaluator.warn_of_trained()
         step, score = _report_scores(session, trainer, evaluator)
         log_score(loggers, "val" if evaluator.split == validated else evaluator.split, step, score)
     _report(session)
@@ -190,6 +192,8 @@ def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluato
         early_stopping.scored_on = evaluator.name_images()
     if state.early_stop is not None:
         early_stopping.load(state.early_stop)
+        if early_stopping.is_new and session.is_root:
+            warn("evaluations are of other images than before, so the best score and --patience begin anew")
     if evaluator is not None:
         evaluator.watch(session.reporter.begin)
         _require_validation(session, evaluator, model_config)
@@ -422,18 +426,19 @@ def run_evaluation(session: Session) -> None:
         DataError: no checkpoint can be read.
     """
     session.share_recipe()
+    session.share_split()
     session.require_equal_start()
     if session.settings.checkpoint != "all":
-        _evaluate_checkpoint(session, session.load_selected)
+        _evaluate_checkpoint(session, session.load_selected, warns=True)
         _report(session)
         return
-    rows = []
+    rows: list[dict[str, Any]] = []
     # The paths are those of rank 0: other ranks count them, and load nothing.
     paths = broadcast_from_rank0(session.communicator, lambda: [str(path) for path in session.select_checkpoints()])
     for path in map(Path, paths):
         found: list[Checkpoint] = []
         if broadcast_from_rank0(session.communicator, partial(_load_readable, path, found)):
-            step, score = _evaluate_checkpoint(session, found.pop)
+            step, score = _evaluate_checkpoint(session, found.pop, warns=not rows)
             rows.append({"step": step, **score.figures})
     if not rows:
         raise DataError(
@@ -455,13 +460,13 @@ def _load_readable(path: Path, found: list[Checkpoint]) -> bool:
     return bool(found)
 
 
-def _evaluate_checkpoint(session: Session, load: Callable[[], Checkpoint]) -> tuple[int, Score]:
+def _evaluate_checkpoint(session: Session, load: Callable[[], Checkpoint], *, warns: bool) -> tuple[int, Score]:
     restored = session.restore_together(load)
     say(f"step {restored.step}")
     evaluator = session.app.open_evaluator(session.folder, restored.model_config, session.communicator)
     if session.settings.checkpoint != "all":  # the best one of all is chosen by the validation images
         _use_test_images(session, evaluator)
-    if session.is_root:
+    if warns and session.is_root:
         evaluator.warn_of_trained()
     evaluator.watch(session.reporter.begin)
     return restored.step, evaluator.report(restored.task, restored.step)

@@ -371,13 +371,13 @@ def describe_data_change(before: Any, now: Mapping[str, Any]) -> str:
     parts = [classes]
     if there and here:
         gone, new = sorted(there.keys() - here), sorted(here.keys() - there)
-        changed = [name for name in sorted(there.keys() & here) if not is_same_file(there[name], here[name])]
+        changed = [name for name in sorted(there.keys() & here) if not _is_same(there[name], here[name])]
         parts += [name_some("only in the run's data", gone), name_some("only in this data", new)]
         parts.append(name_some("changed", changed))
     return "; ".join(filter(None, parts))
 
 
-def is_same_file(before: str, now: str) -> bool:
+def _is_same(before: str, now: str) -> bool:
     """Compare what was known of a file with what is; earlier releases lacked the CRC-32C in the end."""
     return before in (now, now.rpartition(" ")[0])
 
