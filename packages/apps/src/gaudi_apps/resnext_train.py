@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NoReturn
 
 from tyro.conf import arg
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gaudi_apps.training.application import Application
 
 IMAGES_OF_BASE_RATE = 256
-BASE_RATES = COSINE_RATE, WARMED_UP_RATE, COLD_RATE = 0.256, 0.128, 0.1
+COSINE_RATE, WARMED_UP_RATE, COLD_RATE = 0.256, 0.128, 0.1
 MOST_OF_WARMED_UP_RATE = 16  # processes; with more, the original found .1 the better rate
 WARMUP_EPOCHS = 8.0
 DROP_EPOCHS = (30, 60, 80, 90)
@@ -62,6 +62,8 @@ class RunFlags(flags.RunFlags):
 @dataclass(frozen=True)
 class TrainingFlags(flags.TrainingFlags):
     """Network, initial weights, optimizer, learning rate, weight decay and loss."""
+
+    DEFAULT_RATES: ClassVar[tuple[float, ...]] = (COSINE_RATE, WARMED_UP_RATE, COLD_RATE)
 
     model_type: Annotated[Literal["resnet", "resnext"], fixed()] = "resnext"
     """Network with groups of channels (resnext), or without (resnet)."""

@@ -139,8 +139,6 @@ def _list_warnings(
 
 def _list_idle_flags(config: TrainConfig) -> Iterator[str]:
     """Yield the flags of the rate and of LARS, a line each, that are given and that this training does not read."""
-    from gaudi_apps.resnext_train import BASE_RATES  # here, since the programs import this module
-
     training, kind = config.flags.training, config.rate.kind
     values, defaults = dict(list_flags(training)), dict(list_flags(type(training)()))
     has_lars, is_resnext = config.learning.optimizer == "LARS", "enable_lars" in values
@@ -154,7 +152,7 @@ def _list_idle_flags(config: TrainConfig) -> Iterator[str]:
     for name, (is_read, reason) in needs.items():
         if not is_read and values.get(name) != defaults.get(name):
             yield f"--{name} has no effect {reason}"
-    if is_resnext and has_lars and values["base_lr"] not in BASE_RATES:
+    if is_resnext and has_lars and values["base_lr"] not in getattr(training, "DEFAULT_RATES", ()):
         yield "--base_lr has no effect with --enable_lars: give --start_learning_rate"
 
 
