@@ -160,8 +160,8 @@ class Program(ABC):
         if flags is not None:
             _check_minutes(config, mode, given)
         check_urls(config)
-        is_alone = detect_rank(os.environ).size == 1  # on other machines, ranks may see no folder
-        if mode in USING or (flags is None and mode == "eval" and is_alone):
+        is_alone = mode == "eval" and detect_rank(os.environ).size == 1  # elsewhere, ranks may see no folder
+        if mode in USING or (flags is None and is_alone):
             return _follow_type(config, mode, given)
         if flags is None:
             return []
@@ -178,7 +178,7 @@ class Program(ABC):
             self.recipe = self.choose_recipe(replace(config, distribution=filled), given, workers)
         elif flags.minutes:
             self.recipe = Recipe(given=given, minutes=flags.minutes)
-        elif mode == "eval" and is_alone:
+        elif is_alone:
             return _follow_type(config, mode, given)
         return self.recipe.to_arguments()
 
