@@ -25,7 +25,7 @@ from gaudi_apps.classification.flags import (
     check_common,
     make_run_settings,
 )
-from gaudi_apps.cli.flag_rules import Switch, fixed, resume_safe
+from gaudi_apps.cli.flag_rules import Switch, fixed, list_idle, resume_safe
 from gaudi_apps.cli.flags import RecipeFlags
 from gaudi_apps.cli.launch import choose_batch, share_batch
 from gaudi_apps.cli.program import Program
@@ -79,6 +79,9 @@ LARS_RATE, LARS_RATE_OF_SEVERAL = 2.5, 9.5  # by the number of devices
 ADAM_RATE = 1e-3
 
 
+_CYCLICAL = ("lr_schedule", "cyclical")
+
+
 @dataclass(frozen=True)
 class TrainingFlags(flags.TrainingFlags):
     """Network, initial weights, optimizer, learning rate, weight decay and loss.
@@ -86,7 +89,7 @@ class TrainingFlags(flags.TrainingFlags):
     --optimizer LARS and --fine_tune are presets, which set the defaults of other flags.
     """
 
-    model: Annotated[str, fixed()] = "resnet50_v1.5"
+    model: Annotated[str, fixed(of_network=True)] = "resnet50_v1.5"
     """Network: resnet18, 34, 50, 101, 152, resnext50, 101, 152, or one of keras.applications, such as
     resnet50v2_keras."""
     weights: Annotated[str | None, arg(aliases=["--pretrained_filepath"]), fixed(per_side=True)] = None
@@ -101,13 +104,13 @@ class TrainingFlags(flags.TrainingFlags):
     by default 2.5 for LARS (9.5 on several processes), .001 for Adam, and by the batch size for a polynomial."""
     warmup_epochs: Annotated[float | None, fixed(minimum=0, maximum=1e6)] = None
     """Number of epochs of linear warm-up; by default 5, 3 for LARS, 0 for Adam."""
-    end_learning_rate: Annotated[float, fixed(minimum=0)] = 1e-4
+    end_learning_rate: Annotated[float, fixed(minimum=0, needs=("lr_schedule", "polynomial"))] = 1e-4
     """Learning rate at the end of a polynomial schedule."""
-    initial_learning_rate: Annotated[float, fixed(minimum=0)] = 1e-4
+    initial_learning_rate: Annotated[float, fixed(minimum=0, needs=_CYCLICAL)] = 1e-4
     """Lowest learning rate of a cyclical schedule."""
-    maximal_learning_rate: Annotated[float, fixed(above=0)] = 4e-3
+    maximal_learning_rate: Annotated[float, fixed(above=0, needs=_CYCLICAL)] = 4e-3
     """Highest learning rate of a cyclical schedule."""
-    step_size: Annotated[int, fixed(minimum=1)] = 40
+    step_size: Annotated[int, fixed(minimum=1, needs=_CYCLICAL)] = 40
     """Number of steps from the lowest to the highest learning rate of a cyclical schedule."""
     momentum: Annotated[float, fixed(minimum=0, below=1)] = 0.9
     """Momentum of SGD and LARS; the learning rate is part of the velocity, as in Keras."""
@@ -117,7 +120,7 @@ class TrainingFlags(flags.TrainingFlags):
     weights except those of batch norm."""
     single_l2_loss_op: Annotated[Switch, fixed()] = False
     """Add the weight decay to the loss as one term, which is reported as part of it."""
-    lars_epsilon: Annotated[float, fixed(minimum=0)] = 0.0
+    lars_epsilon: Annotated[float, fixed(minimum=0, needs=("optimizer", "LARS"))] = 0.0
     """Number to add to the norms that LARS divides by; 0: 1e-7."""
     label_smoothing: Annotated[float | None, fixed(minimum=0, below=1)] = None
     """Share of each label to spread over all classes; by default 0, and .1 for LARS and with --fine_tune."""
@@ -186,6 +189,7 @@ def make_train_config(
     evaluates, workers = not config.report.no_evaluate, distribution.rank_info.size
     preset = _find_preset(config)
     smoothing, dropout = training.label_smoothing, training.dropout
+    optimizer = training.optimizer or preset.optimizer
     global_batch = share_batch(config.distribution, config.data.batch_size, workers)
     return TrainConfig(
         flags=config,
@@ -205,7 +209,7 @@ def make_train_config(
         model=SAME_MODELS.get(training.model, training.model),
         rate=_make_rate(config, preset, global_batch, workers).for_version(version),
         learning=LearningConfig(
-            optimizer=training.optimizer or preset.optimizer,
+            optimizer=optimizer,
             momentum=training.momentum,
             weight_decay=training.weight_decay,
             lars_epsilon=training.lars_epsilon,
@@ -224,6 +228,7 @@ def make_train_config(
         checkpoint_steps=report.save_checkpoints_steps,
         eval_epochs=config.report.eval_epochs if evaluates else 0.0,
         export_at_end=f"{find_copy(run.model_dir)}/export" if report.enable_checkpoint_and_export else None,
+        idle=tuple(list_idle(config, optimizer=optimizer, lr_schedule=_find_schedule(config))),
     )
 
 

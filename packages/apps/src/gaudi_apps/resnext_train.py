@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 from tyro.conf import arg
 
@@ -22,7 +22,7 @@ from gaudi_apps.classification.flags import (
     check_common,
     make_run_settings,
 )
-from gaudi_apps.cli.flag_rules import Switch, fixed, resume_safe
+from gaudi_apps.cli.flag_rules import Switch, fixed, list_idle, resume_safe
 from gaudi_apps.cli.flags import SummarySteps
 from gaudi_apps.cli.launch import share_batch
 from gaudi_apps.cli.program import Program
@@ -59,24 +59,27 @@ class RunFlags(flags.RunFlags):
     """The same as --mode eval."""
 
 
+_LARS = ("enable_lars", True)
+
+
 @dataclass(frozen=True)
 class TrainingFlags(flags.TrainingFlags):
     """Network, initial weights, optimizer, learning rate, weight decay and loss."""
 
-    DEFAULT_RATES: ClassVar[tuple[float, ...]] = (COSINE_RATE, WARMED_UP_RATE, COLD_RATE)
-
-    model_type: Annotated[Literal["resnet", "resnext"], fixed()] = "resnext"
+    model_type: Annotated[Literal["resnet", "resnext"], fixed(of_network=True)] = "resnext"
     """Network with groups of channels (resnext), or without (resnet)."""
-    resnet_size: Annotated[Literal["18", "34", "50", "101", "152"], arg(aliases=["-rs"]), fixed(gone=_GONE_SIZES)] = (
-        "101"
-    )
+    resnet_size: Annotated[
+        Literal["18", "34", "50", "101", "152"], arg(aliases=["-rs"]), fixed(of_network=True, gone=_GONE_SIZES)
+    ] = "101"
     """Number of layers; 50, 101 or 152 for a resnext."""
     weights: Annotated[
         str | None, arg(aliases=["--pretrained_model_checkpoint_path", "-pmcp"]), fixed(per_side=True)
     ] = None
     """File of initial weights: torchvision .pth, .npz, .safetensors, TensorFlow checkpoint, or a checkpoint of this
     program, or a URL. Weights that fit are loaded, the others are named."""
-    base_lr: Annotated[float | None, arg(aliases=["--base_learning_rate"]), fixed(above=0, finite=False)] = None
+    base_lr: Annotated[
+        float | None, arg(aliases=["--base_learning_rate"]), fixed(above=0, finite=False, needs=("enable_lars", False))
+    ] = None
     """Learning rate for 256 images per step; by default .256 with a cosine; without, .128, or .1 without warm-up and on
     more than 16 processes."""
     use_cosine_lr: Annotated[bool, fixed()] = True
@@ -95,9 +98,9 @@ class TrainingFlags(flags.TrainingFlags):
     """Share of each label to spread over all classes."""
     enable_lars: Annotated[Switch, fixed()] = False
     """Train by LARS with a polynomial learning rate instead of SGD."""
-    epochs_for_lars: Annotated[float, fixed(above=0, maximum=1e6)] = 38.0
+    epochs_for_lars: Annotated[float, fixed(above=0, maximum=1e6, needs=_LARS)] = 38.0
     """Number of epochs to train by LARS, instead of --epochs."""
-    start_learning_rate: Annotated[float, fixed(above=0, finite=False)] = 9.5
+    start_learning_rate: Annotated[float, fixed(above=0, finite=False, needs=_LARS)] = 9.5
     """Highest learning rate of a run by LARS."""
 
 
@@ -213,6 +216,7 @@ def make_train_config(
         checkpoint_steps=None if report.disable_checkpoints else report.save_checkpoints_steps,
         eval_epochs=0.0 if report.no_evaluate else report.eval_epochs,
         export_at_end=report.export_dir,
+        idle=tuple(list_idle(config)),
     )
 
 

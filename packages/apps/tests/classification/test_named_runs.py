@@ -65,6 +65,21 @@ def test_predictions_and_exports_use_the_checkpoint_of_the_report(
     assert json.loads((tmp_path / "a" / "export" / "safetensors" / "export.json").read_text())["step"] == int(step)
 
 
+@pytest.mark.parametrize("flags", [("--mode", "eval"), ("--mode", "export", "--export_format", "safetensors")])
+def test_validation_images_that_are_gone_are_named(
+    run_classifier: Callable[..., Any], folders: Path, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    data, model_dir = shutil.copytree(folders, tmp_path / "data"), ("--model_dir", tmp_path / "a", "--device", "cpu")
+    trained = run_classifier("--data_dir", data, *FLAGS[:-1], *model_dir, "--steps", 1)
+    assert trained.status == 0, trained.err
+    gone = min((data / "validation").glob("*/*.png"))
+    for names in ([], [gone.relative_to(data / "validation").as_posix()]):
+        done = run_classifier("--data_dir", data, *model_dir, "--image_size", 32, *flags)
+        assert done.status == 0, done.err
+        assert re.findall('data: "(.*?)"', done.err) == names
+        gone.unlink(missing_ok=True)
+
+
 def test_a_finished_run_goes_on_by_its_schedule(train: Callable[..., Any], tmp_path: Path) -> None:
     assert train("a", "--steps", 2).status == 0
     done = train("a", "--steps", 4)

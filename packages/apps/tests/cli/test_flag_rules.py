@@ -20,12 +20,10 @@ from gaudi_apps.cli.flag_rules import (
     find_rules,
     fixed,
     list_flags,
-    list_per_command,
-    list_per_rank,
-    list_per_side,
     make_short_run,
     per_rank,
     resume_safe,
+    select_flags,
 )
 from gaudi_apps.runtime.errors import RunChangedError
 from gaudi_apps.runtime.session import list_start_metadata
@@ -184,9 +182,9 @@ def test_ranks_may_differ_in_the_flags_that_are_declared_so(name: str, monkeypat
 def test_every_flag_declares_its_rules(name: str) -> None:
     rules = find_rules(CLASSES[name])
     assert [*rules] == [flag for flag, _ in list_flags(CLASSES[name]())]
-    assert list_per_rank(CLASSES[name]) >= {"config", "debug"}
-    assert {"device", "model_dir", "checkpoint"} <= {*list_per_side(CLASSES[name])}
-    assert list_per_command(CLASSES[name]) >= {"config", "clean", "debug", "json", "mode"}
+    assert {*select_flags(CLASSES[name], "per_rank")} >= {"config", "debug"}
+    assert {"device", "model_dir", "checkpoint"} <= {*select_flags(CLASSES[name], "per_side")}
+    assert {*select_flags(CLASSES[name], "per_command")} >= {"config", "clean", "debug", "json", "mode"}
     # What belongs to a rank or to a command cannot decide the weights.
     assert all(rule.resume_safe for rule in rules.values() if rule.per_rank or rule.per_command)
     assert [rule.length for rule in rules.values() if rule.length] in (["epochs", "steps"], ["steps", "epochs"])
@@ -340,7 +338,7 @@ def test_a_short_run_saves_each_step_and_scores_nothing(name: str) -> None:
     config = parse(name)
     short = make_short_run(config, 5)
     names = {flag for flag, _ in list_flags(config)}
-    assert names - short.keys() == list_per_command(type(config))
+    assert names - short.keys() == {*select_flags(type(config), "per_command")}
     changed = {flag: value for flag, value in list_flags(config) if short.get(flag, value) != value}
     assert short["deterministic"]
     assert 5 in [short[flag] for flag, rule in find_rules(type(config)).items() if rule.length == "steps"]

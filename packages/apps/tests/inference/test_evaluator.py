@@ -203,8 +203,28 @@ def test_images_that_the_run_was_trained_on_are_told(
     (tmp_path / "training_data.json").write_text(json.dumps({"files": trained}))
     evaluator = GuessEvaluator(SingleProcess(), folder=tmp_path)
     evaluator.use_source(Listed("listed"), "test")
-    evaluator.warn_of_trained()
+    evaluator.compare_with_run({})
     assert re.findall(r"trained on (\d+)", capsys.readouterr().err) == ([count] if count else [])
+
+
+@pytest.mark.parametrize(
+    ("split", "fingerprint", "names"), [("test", "other", ["3"]), ("test", "listed", []), ("val", "other", [])]
+)
+def test_images_that_are_not_those_of_the_run_are_named(
+    split: str, fingerprint: str, names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Listed(Seven):
+        def list_files(self) -> dict[str, str]:
+            return {"0": "a", "1": "b"}
+
+    files = {"0": "a", "1": "b", "3": "d"}
+    RunFolder(tmp_path).write_validation(split, {"fingerprint": fingerprint, "classes": [], "files": files})
+    evaluator = GuessEvaluator(SingleProcess(), folder=tmp_path)
+    evaluator.use_source(Listed("listed"), "test")
+    evaluator.compare_with_run({})
+    told = capsys.readouterr().err
+    assert re.findall('data: "(.)"', told) == names
+    assert bool(told) == bool(names)
 
 
 def test_images_are_put_in_the_order_of_the_data_set() -> None:

@@ -18,6 +18,7 @@ from gaudi_datasets.fetching.stores import find_copy
 IMAGENET_TRAIN_IMAGES = 1281167
 IMAGENET_CLASSES = 1000
 PROBABILITIES = "probabilities"  # the output of an export
+_PRUNING = ("pruning_method", "polynomial_decay")
 LISTED = 5  # classes of an image that are listed at most, and that top-5 accuracy counts
 
 RateKind = Literal["piecewise", "polynomial", "constant", "cosine", "cyclical"]
@@ -60,7 +61,7 @@ class DataFlags(flags.DataFlags):
     use_fake_data: Annotated[Switch, arg(aliases=["--use_synthetic_data", "-synth"]), fixed()] = False
     """Train on random images instead of a data set, to measure speed."""
     batch_size: Annotated[int, arg(aliases=["-bs"])] = 32
-    image_size: Annotated[int, fixed(minimum=32)] = 224
+    image_size: Annotated[int, fixed(minimum=32, of_network=True)] = 224
     """Side of the square images that the network sees, in pixels."""
     num_examples_per_epoch: Annotated[int, fixed(minimum=0)] = 0
     """Number of training images per epoch; 0: all (1281167 with --use_fake_data)."""
@@ -108,15 +109,15 @@ class PruningFlags:
 
     pruning_method: Annotated[Literal["polynomial_decay"] | None, fixed()] = None
     """polynomial_decay: set a growing share of the smallest weights of each layer to zero; by default none."""
-    pruning_initial_sparsity: Annotated[float, fixed(minimum=0, below=1)] = 0.0
+    pruning_initial_sparsity: Annotated[float, fixed(minimum=0, below=1, needs=_PRUNING)] = 0.0
     """Share of zeros at --pruning_begin_step."""
-    pruning_final_sparsity: Annotated[float, fixed(minimum=0, below=1)] = 0.5
+    pruning_final_sparsity: Annotated[float, fixed(minimum=0, below=1, needs=_PRUNING)] = 0.5
     """Share of zeros from --pruning_end_step on."""
-    pruning_begin_step: Annotated[int, fixed(minimum=0)] = 0
+    pruning_begin_step: Annotated[int, fixed(minimum=0, needs=_PRUNING)] = 0
     """First step of pruning."""
-    pruning_end_step: Annotated[int, fixed()] = 100000
+    pruning_end_step: Annotated[int, fixed(needs=_PRUNING)] = 100000
     """Step from which the sparsity stays the same."""
-    pruning_frequency: Annotated[int, fixed(minimum=1)] = 100
+    pruning_frequency: Annotated[int, fixed(minimum=1, needs=_PRUNING)] = 100
     """Steps between two choices of the weights to set to zero."""
 
 
@@ -280,6 +281,7 @@ class TrainConfig:
         eval_epochs: between two evaluations during training; 0: none.
         export_at_end: folder to export a SavedModel into after training, if it is to be exported.
         recipe: the data set as it is, and the time that the length is fitted to.
+        idle: a line for each flag that is given, and has no effect without another one.
     """
 
     flags: ClassifierConfig
@@ -294,6 +296,7 @@ class TrainConfig:
     eval_epochs: float
     export_at_end: str | None
     recipe: RecipeFlags = field(default_factory=RecipeFlags)
+    idle: tuple[str, ...] = ()
 
     @property
     def own_batch(self) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 from rich.console import Console
 
 from gaudi_apps.classification.flags import IMAGENET_CLASSES, IMAGENET_TRAIN_IMAGES, ScheduleConfig, TrainConfig
-from gaudi_apps.cli.flag_rules import list_flags
 from gaudi_apps.cli.launch import LaunchReport, describe_step
 from gaudi_apps.training.plan import (
     BYTES_PER_VALUE,
@@ -122,38 +121,17 @@ def _list_warnings(
     """Yield settings that are allowed but rarely meant, a line each."""
     remedy = "lower --warmup_epochs"
     yield from list_usual_warnings(config.global_batch, num_images, warmup_steps, total_steps, remedy)
-    yield from _list_idle_flags(config)
+    yield from config.idle
     # A drop at the very end, as that of epoch 90, is part of the schedules of the originals.
     late = [str(step) for step in drop_steps if step > total_steps]
     if late:
         yield f"the drop at step {', '.join(late)} is not reached: the run ends at step {total_steps}"
-    pruning, given = config.learning.pruning, getattr(config.flags, "pruning", None)
-    if pruning is None and given is not None and given != type(given)():
-        yield "flags of pruning have no effect without --pruning_method"
+    pruning = config.learning.pruning
     if pruning is not None and pruning.pruning_end_step > total_steps:
         yield (
             f"pruning ends at step {pruning.pruning_end_step}, the run at step {total_steps}: it does not come to "
             f"{pruning.pruning_final_sparsity:g}; lower --pruning_end_step"
         )
-
-
-def _list_idle_flags(config: TrainConfig) -> Iterator[str]:
-    """Yield the flags of the rate and of LARS, a line each, that are given and that this training does not read."""
-    training, kind = config.flags.training, config.rate.kind
-    values, defaults = dict(list_flags(training)), dict(list_flags(type(training)()))
-    has_lars, is_resnext = config.learning.optimizer == "LARS", "enable_lars" in values
-    for_lars = has_lars, "without --enable_lars" if is_resnext else "without --optimizer LARS"
-    cyclical = kind == "cyclical", "without --lr_schedule cyclical"
-    needs = {
-        **dict.fromkeys(("start_learning_rate", "epochs_for_lars", "lars_epsilon"), for_lars),
-        **dict.fromkeys(("initial_learning_rate", "maximal_learning_rate", "step_size"), cyclical),
-        "end_learning_rate": (kind == "polynomial", "without --lr_schedule polynomial"),
-    }
-    for name, (is_read, reason) in needs.items():
-        if not is_read and values.get(name) != defaults.get(name):
-            yield f"--{name} has no effect {reason}"
-    if is_resnext and has_lars and values["base_lr"] not in getattr(training, "DEFAULT_RATES", ()):
-        yield "--base_lr has no effect with --enable_lars: give --start_learning_rate"
 
 
 DECAY_FORMS = {

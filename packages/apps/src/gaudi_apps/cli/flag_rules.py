@@ -55,6 +55,8 @@ class Flag:
         below: number above all values.
         finite: infinity is no value.
         short_run: value in the short runs of ``--mode verify-resume``; by default that of the user.
+        of_network: it decides the form of the network: what uses the network of a run takes no other value.
+        needs: name and value of the flag without which this one has no effect.
         per_command: it is of one command: neither config.yaml of a run nor its short runs repeat it.
         presets: by value of this flag, values of other flags, which take the place of their defaults.
         gone: values that the original program took, each with the reason that it is gone, or what to give in its place.
@@ -71,6 +73,8 @@ class Flag:
     below: float | None = None
     finite: bool = True
     short_run: Any = _UNSET
+    of_network: bool = False
+    needs: tuple[str, bool | str] = ("", False)
     per_command: bool = False
     presets: Mapping[str, Mapping[str, bool | float | str]] = field(default_factory=dict, hash=False)
     gone: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -146,11 +150,6 @@ def find_aliases(config_class: type[Any]) -> Mapping[str, str]:
     return dict(_walk_aliases(config_class))
 
 
-def find_lengths(config_class: type[Any]) -> frozenset[str]:
-    """Return the names of the flags that set the length of training."""
-    return frozenset(name for name, flag in find_rules(config_class).items() if flag.length)
-
-
 def _walk_aliases(config_class: Any) -> Iterator[tuple[str, str]]:
     for name, hint in _read_hints(config_class).items():
         if is_dataclass(hint):
@@ -193,19 +192,25 @@ def list_settings(config: Any, global_batch: int, *, rate_needs_length: bool) ->
     return {**values, "batch_size": global_batch}
 
 
-def list_per_rank(config_class: type[Any]) -> frozenset[str]:
-    """Return the names of the flags that ranks may differ in."""
-    return frozenset(name for name, flag in find_rules(config_class).items() if flag.per_rank)
+def select_flags(config_class: type[Any], rule: str) -> tuple[str, ...]:
+    """Return the names of the flags that have a rule, by the name of its attribute, such as ``"per_rank"``."""
+    return tuple(name for name, flag in find_rules(config_class).items() if getattr(flag, rule))
 
 
-def list_per_side(config_class: type[Any]) -> tuple[str, ...]:
-    """Return the names of the flags that two sides of a parity may differ in."""
-    return tuple(name for name, flag in find_rules(config_class).items() if flag.per_side)
+def list_idle(config: Any, **resolved: str) -> Iterator[str]:
+    """Yield a line for each flag that has another value than its default, and no effect without another flag.
 
-
-def list_per_command(config_class: type[Any]) -> frozenset[str]:
-    """Return the names of the flags that are of one command, and not of a run."""
-    return frozenset(name for name, flag in find_rules(config_class).items() if flag.per_command)
+    Args:
+        config: dataclass of the flags, as the user gives them.
+        resolved: values of flags whose default follows from others.
+    """
+    values = {**dict(list_flags(config)), **resolved}
+    defaults = dict(list_flags(type(config)()))
+    for name, rule in find_rules(type(config)).items():
+        other, needed = rule.needs
+        if other and values[name] != defaults[name] and values[other] != needed:
+            text = f"--{name} has no effect {'with' if needed is False else 'without'} --{other}"
+            yield text if isinstance(needed, bool) else f"{text} {needed}"
 
 
 def make_short_run(config: Any, steps: int) -> dict[str, Any]:

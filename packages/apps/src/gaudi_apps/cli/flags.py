@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import arg
 
-from gaudi_apps.cli.flag_rules import Switch, find_aliases, fixed, list_per_side, per_rank, resume_safe
+from gaudi_apps.cli.flag_rules import Switch, find_aliases, fixed, per_rank, resume_safe, select_flags
 from gaudi_apps.runtime.settings import MAX_PARITY_STEPS
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.fetching.stores import DEFAULT_GB
@@ -347,7 +347,7 @@ def check_modes(config: Any, mode: str, *, checkpoint: str | None, steps: int, s
         raise FlagError(f"--clean: is for --mode train and plan; mode is {mode}", flag="--clean")
     check_distribution(config.distribution, config.FORMER_WORKERS)
     check_steps(config.device, config.distribution, mode)
-    check_parity(config.parity, mode, list_per_side(type(config)), find_aliases(type(config)))
+    check_parity(config.parity, mode, select_flags(type(config), "per_side"), find_aliases(type(config)))
     if device.no_hpu and device.device == "hpu":
         raise FlagError("--no_hpu: contradicts --device hpu", flag="--no_hpu", remedy="leave one of them out")
 

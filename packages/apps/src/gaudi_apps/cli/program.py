@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from gaudi_apps.cli.flag_rules import check_bounds, check_urls, find_rules, list_flags, naming_as_typed, parse_config
+from gaudi_apps.cli.flag_rules import check_bounds, check_urls, list_flags, naming_as_typed, parse_config, select_flags
 from gaudi_apps.cli.flags import USING, ParityFlags, ScalingFlags
 from gaudi_apps.cli.launch import (
     FindDevice,
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from gaudi_apps.training.trainer import Trainer
 
 _OF_PLAN = frozenset({"mode", *(entry.name for entry in fields(ScalingFlags))})  # flags with a value
-# Of the network, which a checkpoint has.
-_OF_NETWORK = frozenset({"backbone", "model", "image_size", "box_voting", "model_type", "resnet_size"})
 TOGETHER = ("train", "eval", "dry_run")  # modes that several processes share
 
 
@@ -364,7 +362,7 @@ def _refuse_other_network(config: Any, given: frozenset[str]) -> None:
     folder = find_copy(config.run.model_dir)
     settings = read_run_record(folder).get("settings", {})
     for name, value in list_flags(config):
-        if name in given & _OF_NETWORK and settings.get(name, value) != value:
+        if name in given and name in select_flags(type(config), "of_network") and settings.get(name, value) != value:
             wrong = f"the run there has {name} {settings[name]!r}, this one {value!r}"
             raise RunChangedError(wrong, path=folder, field=name, remedy="leave it out, or give another --model_dir")
 
@@ -403,9 +401,8 @@ def _check_minutes(config: Any, mode: str, given: frozenset[str]) -> None:
         return
     if mode not in ("train", "plan"):
         raise FlagError(f"--minutes: is for --mode train and plan; mode is {mode}", flag="--minutes")
-    for name, rules in find_rules(type(config)).items():
-        if rules.length and name in given:
-            raise FlagError(f"--minutes: contradicts --{name}", flag="--minutes", remedy="leave one of them out")
+    if length := given.intersection(select_flags(type(config), "length")):
+        raise FlagError(f"--minutes: contradicts --{min(length)}", flag="--minutes", remedy="leave one of them out")
 
 
 def check_scaling(flags: ScalingFlags, mode: str) -> None:

@@ -209,7 +209,7 @@ class SSDApplication(Application):
         )
         if (source := self.open_test_source()) is not None:
             evaluator.use_source(source, "test")
-        evaluator.warn_of_trained()
+        evaluator.compare_with_run(checkpoint.model_config)
         prepare = make_export_preprocessor(int(export.manifest["image_size"])).from_encoded
         model = open_model(export, prepare, self.settings.device.runtime_threads)
         evaluator.report_exported(model, checkpoint.step, export.folder.name)

@@ -125,9 +125,9 @@ class NetworkFlags:
     what they name.
     """
 
-    backbone: Annotated[Literal["resnet18", "resnet34", "resnet50"], fixed()] = "resnet34"
+    backbone: Annotated[Literal["resnet18", "resnet34", "resnet50"], fixed(of_network=True)] = "resnet34"
     """Network up to its third stage, before the levels of the detector; --weights has to be of the same."""
-    image_size: Annotated[Literal[300, 512], fixed()] = 300
+    image_size: Annotated[Literal[300, 512], fixed(of_network=True)] = 300
     """Side in pixels that images are resized to. 512: a level more, 24564 default boxes for 8732, and about three times
     the work; for small objects."""
     freeze: Annotated[Literal["none", "backbone"], fixed()] = "none"
@@ -136,7 +136,7 @@ class NetworkFlags:
     weights: Annotated[str | None, arg(aliases=["--resnet_checkpoint"]), fixed(per_side=True)] = None
     """File of initial weights: TensorFlow checkpoint, torchvision .pth, .npz, .pickle, .safetensors, or a checkpoint of
     this program, or a URL. Weights that fit are loaded, the others are named."""
-    box_voting: Annotated[Switch, fixed()] = False
+    box_voting: Annotated[Switch, fixed(of_network=True)] = False
     """Move each detected box to the mean of those of the 600 best of its class that overlap it by more than half, by
     score and overlap, and look at 400 of a class, not 200; in evaluations, predictions and exports of the run."""
 

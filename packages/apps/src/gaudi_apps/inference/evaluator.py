@@ -154,18 +154,18 @@ class Evaluator(ABC, Generic[Result]):
         """Name the images by their contents and number, to tell whether scores can be compared."""
         return f"{self._source.fingerprint} {self._total}"
 
-    def warn_of_trained(self) -> None:
-        """Say how many of the images the run was trained on, where its list of files and theirs tell."""
+    def compare_with_run(self, model_config: Mapping[str, Any]) -> None:
+        """Warn where the run was scored on other images of this name, or was trained on some of these."""
+        now = self.describe_data(model_config)
+        if change := self._folder.describe_validation_change(self.split, now):
+            warn(f"the run was scored on other {self.split} images, so compare its scores with care: {change}")
         try:
             listed = [(str(name), str(known)) for name, known in dict(self._folder.read_data()["files"]).items()]
         except (LookupError, TypeError, ValueError):  # there is no list, or one of another form
             return
-        if not listed:  # of a data set that is too large
-            return
         # Of several joined splits, names begin with a number.
         trained = {(re.sub(r"^\d+:", "", name), known) for name, known in listed}
-        files: Mapping[str, str] = getattr(self._source, "list_files", dict)()
-        own = [(re.sub(r"^\d+:", "", name), known) for name, known in files.items()]
+        own = [(re.sub(r"^\d+:", "", name), known) for name, known in now["files"].items()]
         # Earlier releases lacked the CRC-32C in the end.
         if count := sum((name, known) in trained or (name, known.rpartition(" ")[0]) in trained for name, known in own):
             found = f"{count_things(count, 'file')} of the {self.split} images"

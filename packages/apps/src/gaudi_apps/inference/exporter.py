@@ -190,7 +190,7 @@ def make_request(
             )
         return ExportRequest(checkpoint=restored.sha256)
     evaluator = app.open_evaluator(RunFolder(app.settings.model_dir), restored.model_config, SingleProcess())
-    evaluator.warn_of_trained()
+    evaluator.compare_with_run(restored.model_config)
     calibration, seed = list[bytes](), app.settings.device.seed
     if "int8" in reduced:
         calibration = choose_calibration(open_train(), run.calibration_images, seed)

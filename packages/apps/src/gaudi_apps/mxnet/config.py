@@ -11,7 +11,7 @@ from tyro.conf import arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 from gaudi_apps.cli import flag_rules, flags
-from gaudi_apps.cli.flag_rules import Switch, check_bounds, find_aliases, fixed, list_per_side, per_rank, resume_safe
+from gaudi_apps.cli.flag_rules import Switch, check_bounds, find_aliases, fixed, per_rank, resume_safe, select_flags
 from gaudi_apps.cli.flags import DistributionFlags, HorovodFlags, ParityFlags, ScalingFlags, check_parity
 from gaudi_apps.detection.config import AugmentationFlags, ImageFlags, WeightDecay, check_use
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
@@ -319,7 +319,7 @@ def validate(config: SSDMXNetConfig) -> None:
             flag="--fp16_loss_scale",
         )
     _check_processes(config.distribution)
-    check_parity(config.parity, config.run.mode, list_per_side(SSDMXNetConfig), find_aliases(SSDMXNetConfig))
+    check_parity(config.parity, config.run.mode, select_flags(SSDMXNetConfig, "per_side"), find_aliases(SSDMXNetConfig))
     find_profiled_steps(config)
 
 

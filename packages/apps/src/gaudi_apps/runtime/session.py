@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gaudi_apps.cli.flag_rules import list_flags, list_per_rank
+from gaudi_apps.cli.flag_rules import list_flags, select_flags
 from gaudi_apps.runtime.errors import FailureReporter, RanksChangedError, broadcast_from_rank0, warn
 from gaudi_apps.runtime.settings import find_version
 from gaudi_apps.training.application import Application, Framework, Restored
@@ -362,7 +362,7 @@ class ElasticState:
 
 def list_start_metadata(app: Application, data: str) -> dict[str, Any]:
     """Return JSON values by name that are equal where ranks may train together; data is their fingerprint."""
-    per_rank = list_per_rank(type(app.config))
+    per_rank = select_flags(type(app.config), "per_rank")
     flags = {name: value for name, value in list_flags(app.config) if name not in per_rank}
     return {
         "configuration": flags,

@@ -29,7 +29,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from gaudi_apps.cli.flag_rules import find_aliases, find_rules, list_per_side, list_settings, make_short_run
+from gaudi_apps.cli.flag_rules import find_aliases, find_rules, list_settings, make_short_run, select_flags
 from gaudi_apps.cli.flags import RECORDED, ParityFlags, split_side_flag
 from gaudi_apps.runtime.errors import OtherSideError, ParityError, ResumeError
 from gaudi_apps.runtime.session import Session, list_start_metadata
@@ -218,7 +218,7 @@ def _list_settings(
     """List the JSON values that both sides must have in common."""
     app = session.app
     flags = list_settings(app.resolved_config, plan.global_batch, rate_needs_length=app.rate_needs_length)
-    for name in list_per_side(type(app.config)):
+    for name in select_flags(type(app.config), "per_side"):
         flags.pop(name, None)
     version = version_setting(app.recipe_version)
     return {"data": data.fingerprint, "parity_steps": steps, **model_config, **flags, **version}

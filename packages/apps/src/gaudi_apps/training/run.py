@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from gaudi_apps.cli.flag_rules import find_aliases, find_lengths, list_flags, list_per_command, list_settings
+from gaudi_apps.cli.flag_rules import find_aliases, list_flags, list_settings, select_flags
 from gaudi_apps.runtime.errors import RunChangedError, StoppedError, StopRequest, broadcast_from_rank0, warn
 from gaudi_apps.runtime.session import SUMMARIES, Session, describe_environment, share_state
 from gaudi_apps.training.application import CONFIG, Application
@@ -135,8 +135,6 @@ def _open_logged_training(session: Session, loggers: Sequence[RunLogger]) -> Ite
             )
     if evaluator is not None and run.reports_scores:
         validated = evaluator.split
-        if session.is_root:
-            evaluator.warn_of_trained()
         step, score = _report_scores(session, trainer, evaluator)
         log_score(loggers, "val" if evaluator.split == validated else evaluator.split, step, score)
     _report(session)
@@ -258,7 +256,7 @@ def _validate_folder(session: Session, data: TrainingData, settings: dict[str, A
                 raise RunChangedError(
                     f"the run there is of other data: {change}", path=error.path, field="data", remedy=error.remedy
                 ) from None
-        if error.field in find_lengths(type(session.app.config)):
+        if error.field in select_flags(type(session.app.config), "length"):
             raise RunChangedError(
                 f"{error.args[0]}, and its learning rate depends on the last step",
                 path=error.path,
@@ -287,6 +285,9 @@ def _report_scores(session: Session, trainer: Trainer, evaluator: Evaluator[Any]
         share_state(session.communicator, task)
         _use_test_images(session, evaluator)
         say(f"report of step {step} on {count_things(evaluator.num_images, 'image')} of {evaluator.split}")
+    if session.is_root:
+        evaluator.compare_with_run(trainer.model_config)
+        session.folder.write_validation(evaluator.split, evaluator.describe_data(trainer.model_config))
     return step, evaluator.report(task, step)
 
 
@@ -327,7 +328,7 @@ def _begin_folder(session: Session, trainer: Trainer, evaluator: Evaluator[Any] 
         session.folder.write_validation(evaluator.split, evaluator.describe_data(trainer.model_config))
     # The effective configuration, as a file that --config takes.
     config = session.app.config
-    left_out = list_per_command(type(config))
+    left_out = select_flags(type(config), "per_command")
     flags = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in list_flags(config)
@@ -467,6 +468,6 @@ def _evaluate_checkpoint(session: Session, load: Callable[[], Checkpoint], *, wa
     if session.settings.checkpoint != "all":  # the best one of all is chosen by the validation images
         _use_test_images(session, evaluator)
     if warns and session.is_root:
-        evaluator.warn_of_trained()
+        evaluator.compare_with_run(restored.model_config)
     evaluator.watch(session.reporter.begin)
     return restored.step, evaluator.report(restored.task, restored.step)

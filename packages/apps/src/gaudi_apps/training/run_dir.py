@@ -182,15 +182,20 @@ class RunFolder:
         Raises:
             RunChangedError: they are others.
         """
-        before = self._read_validation().get(split)
-        if before is not None and before["fingerprint"] != data["fingerprint"]:
-            change = describe_data_change(before, data) or f"it has other images or classes of split {split!r}"
+        if change := self.describe_validation_change(split, data):
             raise RunChangedError(
                 f"the run there is validated on other data: {change}",
                 path=self.folder / VALIDATION_FILE,
                 field="validation data",
                 remedy="give the same, another --model_dir, or --clean to start over",
             )
+
+    def describe_validation_change(self, split: str, data: Mapping[str, Any]) -> str:
+        """Tell how images of a name differ from those that the run is validated on; empty: not, or nobody knows."""
+        before = self._read_validation().get(split)
+        if before is None or before["fingerprint"] == data["fingerprint"]:
+            return ""
+        return describe_data_change(before, data) or f"it has other images or classes of split {split!r}"
 
     def write_validation(self, split: str, data: Mapping[str, Any]) -> None:
         """Keep a description of the validation images of a name."""
@@ -214,7 +219,7 @@ class RunFolder:
         except (ValueError, RecursionError) as error:
             if isinstance(error, OSError):  # no regular file
                 raise
-            warn(f"{path}: is damaged; it is written anew, by the images that are given now")
+            warn(f"{path}: is damaged, so the images that are given now count as those of the run")
             return {}
         return {name: data for name, data in found.items() if name != CHECKSUM}
 
