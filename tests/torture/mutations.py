@@ -64,15 +64,8 @@ def list_places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, 
         yield from list_places(each, (*place, key))
 
 
-DEEP, DEEP_LEVELS = "\0deep", 50_000  # where this text stands, `dump_json` writes so many lists in lists
-
-
-def nest(depth: int) -> Any:
-    """Return a list in a list and so on."""
-    value: Any = []
-    for _ in range(depth):
-        value = [value]
-    return value
+# Where these texts stand, `dump_json` writes so many lists in lists: no strategy goes down into them.
+DEEP = {f"\0deep {levels}": levels for levels in (50, 900, 50_000)}
 
 
 @st.composite
@@ -81,7 +74,7 @@ def change_json(draw: st.DrawFn, value: Any) -> Any:
     value = copy.deepcopy(value)
     for _ in range(draw(st.integers(1, 3))):
         place = draw(st.sampled_from(list(list_places(value))))
-        kinds = (nest(50), nest(900), DEEP) if draw(st.integers(0, 9)) == 0 else ODD_VALUES
+        kinds = tuple(DEEP) if draw(st.integers(0, 9)) == 0 else ODD_VALUES
         odd = copy.deepcopy(draw(st.sampled_from(kinds)))
         if not place:
             if draw(st.integers(0, 9)) == 0:
@@ -183,8 +176,10 @@ def dump_json(value: Any) -> bytes:
 
 
 def deepen(content: bytes) -> bytes:
-    """Put lists in lists where `DEEP` stands in JSON."""
-    return content.replace(json.dumps(DEEP).encode(), b"[" * DEEP_LEVELS + b"]" * DEEP_LEVELS)
+    """Put lists in lists where one of `DEEP` stands in JSON."""
+    for text, levels in DEEP.items():
+        content = content.replace(json.dumps(text).encode(), b"[" * levels + b"]" * levels)
+    return content
 
 
 def of_json(value: Any) -> st.SearchStrategy[bytes]:

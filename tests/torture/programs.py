@@ -444,7 +444,7 @@ PROGRAMS = {
             ),
             make_class_run,
             collect_files,
-            ("run",),
+            ("run", "classes"),
             ("out",),
             (*TENSORFLOW, "gaudi_apps.resnet_train", "gaudi_apps.classification.application"),
         ),

@@ -101,15 +101,21 @@ class Running:
     ) -> None:
         self._disturbance = disturbance or Disturbance()
         beside = folder.with_name(f"{folder.name}-{time.monotonic_ns()}")
-        self._out, self._err, self._control = (Path(f"{beside}.{name}") for name in ("out", "err", "control"))
+        self._control = Path(f"{beside}.control")
         setting = shim.describe(folder, self._control, self._disturbance.spoiled, log)
         self._began = time.monotonic()
         sys.stdout.flush()
         sys.stderr.flush()
+        # Pipes, which no limit of a file's size cuts.
+        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         self.pid = os.fork()
         if not self.pid:
-            _become(main, argv, folder, self._out, self._err, self._control, setting, self._disturbance)
+            _become(main, argv, folder, (out_end, err_end), self._control, setting, self._disturbance)
         self._descriptor = os.pidfd_open(self.pid)
+        os.close(out_end)
+        os.close(err_end)
+        self._printed = {out: bytearray(), err: bytearray()}
+        self._open = {out, err}
 
     def wait(self, limit: float = LONGEST) -> Ended:
         """Wait for its end, and end it with its children where it hangs."""
@@ -129,11 +135,13 @@ class Running:
             os.killpg(self.pid, signal.SIGKILL)
         _, status, usage = os.wait4(self.pid, 0)
         seconds = time.monotonic() - self._began
-        os.close(self._descriptor)
-        texts = [path.read_text(errors="replace") if path.exists() else "" for path in (self._out, self._err)]
+        while self._read(0) - {self._descriptor}:
+            pass
+        for descriptor in (*self._printed, self._descriptor):
+            os.close(descriptor)
+        texts = [bytes(printed).decode(errors="replace") for printed in self._printed.values()]
         calls, grown = shim.count_calls(self._control), shim.read_growth(self._control)
-        for path in (self._out, self._err, self._control):
-            path.unlink(missing_ok=True)
+        self._control.unlink(missing_ok=True)
         code = None if hangs else os.waitstatus_to_exitcode(status)
         return Ended(code, texts[0], texts[1], seconds, calls, usage.ru_maxrss * 1024, grown)
 
@@ -143,8 +151,22 @@ class Running:
             pass
 
     def has_ended(self, seconds: float) -> bool:
-        """Wait for some seconds; return whether it has ended."""
-        return bool(select.select([self._descriptor], [], [], seconds)[0])
+        """Wait for some seconds, and read what it prints; return whether it has ended."""
+        limit = time.monotonic() + seconds
+        while self._descriptor not in (ready := self._read(max(limit - time.monotonic(), 0))):
+            if not ready and time.monotonic() >= limit:
+                return False
+        return True
+
+    def _read(self, seconds: float) -> set[int]:
+        """Wait until it prints or has ended, and read a part of what it printed; return what was ready."""
+        ready = set(select.select([*self._open, self._descriptor], [], [], seconds)[0])
+        for stream in ready & self._open:
+            if content := os.read(stream, 1 << 16):
+                self._printed[stream] += content
+            else:
+                self._open.remove(stream)
+        return ready
 
     def _is_stopped(self) -> bool:
         try:
@@ -157,8 +179,7 @@ def _become(
     main: Main,
     argv: Sequence[str],
     folder: Path,
-    out: Path,
-    err: Path,
+    streams: Sequence[int],
     control: Path,
     setting: str,
     disturbance: Disturbance,
@@ -168,10 +189,9 @@ def _become(
     try:
         os.setsid()
         os.chdir(folder)
-        for number, path in ((1, out), (2, err)):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(descriptor, number)
-            os.close(descriptor)
+        for number, stream in enumerate(streams, 1):
+            os.dup2(stream, number)
+            os.close(stream)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         atexit._clear()
