@@ -12,7 +12,8 @@ from gaudi_models.errors import WeightsError
 from gaudi_models.padding import PADDING_RULES, Padding
 from gaudi_models.resnet import ResNetBackbone
 from gaudi_models.ssd import build_ssd
-from gaudi_models.weights import LoadReport, WeightsFile, assign_weights
+from gaudi_models.weights import LoadReport, WeightsFile, WeightsMetadata, assign_weights
+from gaudi_models.weights.assignment import match_weights
 from gaudi_ops.tf.keras_api import keras
 
 RNG = np.random.default_rng(1)
@@ -143,3 +144,34 @@ def test_an_unknown_padding_is_not_checked() -> None:
     for padding in PADDING_RULES:
         model = build(padding)
         assert assign_weights(model, make_file(model, None)).initial == ()
+
+
+@pytest.mark.parametrize(
+    ("of_file", "has_head"), [(["cat", "dog"], True), (["dog", "cat"], False), (["a"], False), ([], True)]
+)
+def test_heads_of_other_classes_are_left_out(of_file: list[str], has_head: bool) -> None:
+    names = ("logits/kernel", "class_head0/bias", "box_head0/bias", "conv1/kernel")
+    metadata = WeightsMetadata("same", [{"name": name} for name in of_file])
+    weights = WeightsFile("x", {name: np.zeros(2, np.float32) for name in names}, "same", {"a": "b"}, metadata)
+    found = weights.for_classes(["cat", "dog"])
+    assert list(found.tensors) == [name for name in names if has_head or name not in names[:2]]
+    assert [*found.skipped] == ["a", *([] if has_head else names[:2])]
+    plain = WeightsFile("x", weights.tensors, "same", {})
+    assert plain.for_classes(["cat"]) is plain
+
+
+@pytest.mark.parametrize(
+    ("of_file", "record"),
+    [
+        (("conv2_block1_1_conv/kernel", "conv2_block2_1_conv/kernel"), "conv2"),
+        (("conv2_block1_1_conv/kernel", "conv2_block1_preact_bn/beta"), None),
+    ],
+)
+def test_weights_of_another_network_of_keras_are_refused(of_file: tuple[str, ...], record: str | None) -> None:
+    tensors = {name: np.zeros([2], np.float32) for name in of_file}
+    for file, model in ((of_file, of_file[:1]), (of_file[:1], of_file)):
+        weights = WeightsFile("x", {name: tensors[name] for name in file}, None, {}, path="x")
+        with pytest.raises(WeightsError) as caught:
+            match_weights(weights, dict.fromkeys(model, (2,)), {})
+        assert (caught.value.record, caught.value.path) == (record, "x")
+    match_weights(WeightsFile("x", tensors, None, {}), dict.fromkeys(of_file, (2,)), {})

@@ -28,6 +28,21 @@ def test_cross_entropy_is_the_references(smoothing: float, dtype: tf.DType) -> N
         np.testing.assert_allclose(entropy, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16, np.uint16, np.uint32, np.uint64])
+def test_labels_are_of_any_integer_dtype(smoothing: float, dtype: type[np.integer[Any]]) -> None:
+    expected = smoothed_softmax_cross_entropy(LOGITS, LABELS, smoothing)
+    labels = LABELS.astype(dtype)
+    np.testing.assert_array_equal(smoothed_softmax_cross_entropy(LOGITS, labels, smoothing), expected)
+    _, shares = mixup(IMAGES, labels, num_classes=5, alpha=0.2, seed=0, step=1)
+    np.testing.assert_allclose(tf.reduce_sum(shares, -1), np.ones(6), rtol=1e-6)
+
+
+def test_a_label_that_is_no_class_has_no_loss() -> None:
+    losses = smoothed_softmax_cross_entropy(LOGITS, np.array([5, 4, -1, 2, 1, 3]), 0.1).numpy()
+    np.testing.assert_array_equal(np.isnan(losses), [True, False, True, False, False, False])
+
+
 def test_cross_entropy_of_shares() -> None:
     shares = np.random.default_rng(2).dirichlet(np.ones(5), size=6).astype(np.float32)
     expected = reference.smoothed_softmax_cross_entropy(LOGITS, shares, 0.1)

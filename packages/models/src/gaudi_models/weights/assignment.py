@@ -12,7 +12,9 @@ from gaudi_models.padding import Sides, find_rule
 from gaudi_models.weights.contents import WeightsFile
 
 _NAMES_SHOWN = 3
-_BACKBONE = re.compile(r"(conv1(_bn)?|(?P<stage>stage\d)_(?P<block>block\d+)_\w+)/\w+")
+# With the names of keras.applications, too.
+_BACKBONE = re.compile(r"(conv1(_bn)?|(?P<stage>(stage|conv)\d)_(?P<block>block\d+)_\w+)/\w+")
+_KERAS_STAGE, _PREACT = "conv2", "conv2_block1_preact"
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,14 @@ def _require_backbone(shapes: Mapping[str, tuple[int, ...]], weights: WeightsFil
                 remedy="use weights of this network",
             )
     of_file, of_model = _list_blocks(weights.tensors), _list_blocks(shapes)
+    # Both versions of a ResNet of keras.applications have convolutions of the same names.
+    preact = [any(name.startswith(_PREACT) for name in names) for names in (weights.tensors, shapes)]
+    if _KERAS_STAGE in of_file and _KERAS_STAGE in of_model and preact[0] != preact[1]:
+        raise WeightsError(
+            f"is of another network: ResNet version {1 + preact[0]} in the file, {1 + preact[1]} in the model",
+            path=weights.path or weights.source,
+            remedy="use weights of this network",
+        )
     for stage in sorted(of_file.keys() & of_model.keys()):
         if of_file[stage] != of_model[stage]:
             raise WeightsError(

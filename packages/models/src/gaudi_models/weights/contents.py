@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from gaudi_ops.files import write_file
 
 Array = npt.NDArray[Any]
 FORMAT = "gaudi-models weights"
+_CLASS_HEAD = re.compile(r"(logits|class_head\d+)/\w+")
 VERSION = 1
 
 
@@ -88,6 +90,15 @@ class WeightsFile:
     def pool_padding(self) -> PoolPadding:
         """Padding of the pooling, the one choice that a detector leaves open; TensorFlow's if it is not known."""
         return find_rule(self.padding)["pool"] if self.padding else "same"
+
+    def for_classes(self, names: Sequence[str]) -> WeightsFile:
+        """Return the weights for a model of these classes: without the heads where the file names other ones."""
+        known = [str(each["name"]) for each in self.metadata.classes] if self.metadata else []
+        if not known or known == list(names):
+            return self
+        heads = dict.fromkeys(filter(_CLASS_HEAD.fullmatch, self.tensors), "of other classes")
+        tensors = {name: values for name, values in self.tensors.items() if name not in heads}
+        return replace(self, tensors=tensors, skipped={**self.skipped, **heads})
 
 
 def write_weights(model: Any, path: str | os.PathLike[str], *, metadata: WeightsMetadata) -> None:

@@ -12,8 +12,8 @@ def smoothed_softmax_cross_entropy(logits: Any, labels: Any, smoothing: float = 
 
     Args:
         logits: of any floating dtype, [batch, classes].
-        labels: integer [batch], from 0 to classes - 1; or shares of each class, floating [batch, classes], as `mixup`
-            gives.
+        labels: of any integer dtype, [batch], from 0 to classes - 1; or shares of each class, floating [batch,
+            classes], as `mixup` gives.
         smoothing: share of every label that is spread over all classes evenly; Szegedy et al.,
             https://arxiv.org/abs/1512.00567, section 7.
 
@@ -27,7 +27,7 @@ def smoothed_softmax_cross_entropy(logits: Any, labels: Any, smoothing: float = 
         raise ValueError(f"smoothing is {smoothing}; it must be at least 0 and below 1")
     logits, labels = tf.cast(logits, tf.float32), tf.convert_to_tensor(labels)
     if labels.dtype.is_integer and not smoothing:
-        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(_widen(labels), logits)
     shares = _share_out(labels, logits.shape[-1])
     return tf.nn.softmax_cross_entropy_with_logits(shares * (1 - smoothing) + smoothing / logits.shape[-1], logits)
 
@@ -41,7 +41,7 @@ def mixup(images: Any, labels: Any, *, num_classes: int, alpha: float, seed: int
 
     Args:
         images: of any floating dtype, [batch, height, width, channels].
-        labels: integer [batch], or shares of each class, floating [batch, classes].
+        labels: of any integer dtype, [batch], or shares of each class, floating [batch, classes].
         num_classes: of the labels.
         alpha: above 0; the smaller, the less is mixed.
         seed: with the step, everything that is drawn follows from it. Ranks should differ in it.
@@ -88,7 +88,17 @@ def in_top_k(logits: Any, labels: Any, k: int) -> Any:
 
 
 def _share_out(labels: Any, num_classes: int) -> Any:
-    return tf.one_hot(labels, num_classes) if labels.dtype.is_integer else tf.cast(labels, tf.float32)
+    """Return shares of each class, float32 [batch, classes]; NaN for a label that is no class."""
+    if not labels.dtype.is_integer:
+        return tf.cast(labels, tf.float32)
+    labels = _widen(labels)
+    is_class = (labels >= 0) & (labels < num_classes)
+    return tf.where(is_class[:, tf.newaxis], tf.one_hot(labels, num_classes), float("nan"))
+
+
+def _widen(labels: Any) -> Any:
+    """Return labels in one of the two integer types that TensorFlow's kernels take."""
+    return labels if labels.dtype in (tf.int32, tf.int64) else tf.cast(labels, tf.int64)
 
 
 def _mix(one: Any, other: Any, weight: Any) -> Any:
