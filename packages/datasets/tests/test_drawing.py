@@ -25,6 +25,7 @@ from gaudi_datasets.drawing import (
     join_images,
     to_drawable,
 )
+from gaudi_datasets.errors import DataError
 
 NAMES = ["cat", "dog"]
 GREY = (128, 128, 128)
@@ -120,6 +121,15 @@ def test_images_are_decoded_to_rgb(mode: str, kind: str) -> None:
     assert (image.mode, image.size) == ("RGB", (9, 7))
     expected = (111, 111, 111) if mode == "L" else (153, 102, 51)  # luma; and colours that a palette has
     assert np.abs(pixels(image).astype(int) - expected).max() <= 3
+
+
+def test_pillow_is_not_asked_for_postscript() -> None:
+    buffer = io.BytesIO()
+    paint(9, 7).save(buffer, "EPS")
+    with pytest.raises(DataError) as error:
+        decode_image(buffer.getvalue(), "a record")
+    assert error.value.record == "a record"
+    assert "Ghostscript" not in str(error.value)
 
 
 def test_pixels_are_as_stored_whatever_exif_says() -> None:

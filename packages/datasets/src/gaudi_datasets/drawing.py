@@ -16,7 +16,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.image_files import to_eight_bits
+from gaudi_datasets.image_files import READ_FORMATS, to_eight_bits
 
 Colour = tuple[int, int, int]
 Plate = tuple[int, int, int, int]  # left, top, right, bottom in pixels
@@ -35,7 +35,7 @@ def decode_image(encoded: bytes, record: str | None = None) -> Image.Image:
         DataError: it is damaged; `record` is its name.
     """
     try:
-        with Image.open(io.BytesIO(encoded)) as image:
+        with Image.open(io.BytesIO(encoded), formats=READ_FORMATS) as image:
             return to_eight_bits(image).convert("RGB")
     except MemoryError:
         raise

@@ -32,10 +32,10 @@ CONVERTED = {"WEBP": "JPEG", "BMP": "PNG", "DIB": "PNG", "GIF": "PNG", "PPM": "P
 """Formats that others are converted to: the lossless ones to PNG, of several frames the first."""
 IMAGE_ENDINGS = (".bmp", ".gif", ".jpe", ".jpeg", ".jpg", ".mpo", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """Endings by which images are looked for in folders, in lower case."""
+READ_FORMATS = ("JPEG", "PNG", *CONVERTED)
+"""Formats that Pillow is asked for, and no other, for it runs Ghostscript on EPS; as a JPEG it opens an MPO, too."""
 
 _FORMATS = {"JPEG": "jpeg", "MPO": "jpeg", "PNG": "png"}  # MPO: a JPEG with further images after it
-# Pillow runs Ghostscript on EPS, so it is not asked for more than these; as a JPEG it opens an MPO, too.
-_READ = ("JPEG", "PNG", *CONVERTED)
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -127,7 +127,7 @@ def check_image(encoded: bytes, place: object, *, decode: bool = True, upright: 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(encoded), formats=_READ) as image:
+            with Image.open(io.BytesIO(encoded), formats=READ_FORMATS) as image:
                 turn = _read_turn(image) if image.format == "TIFF" else 1  # Pillow turns it and unmarks it
                 warning = _try_jpeg(encoded, strict=True) if encoded.startswith(_JPEG_START) else None
                 if warning and _lacks_pixels(encoded, warning):
@@ -215,7 +215,7 @@ def read_head(path: Path) -> tuple[tuple[int, int], int]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with open_regular_file(path) as file, Image.open(file, formats=_READ) as image:
+            with open_regular_file(path) as file, Image.open(file, formats=READ_FORMATS) as image:
                 turn = left = _read_turn(image)
                 if image.format == "TIFF":  # by its version, Pillow tells the size before or after turning it
                     image.load()
@@ -312,7 +312,7 @@ def _refuse(place: object, fault: str, remedy: str) -> BadImageError:
 
 def to_rgb_jpeg(encoded: bytes) -> bytes:
     """Encode an image that Pillow decodes as a JPEG in RGB; equal bytes for equal ones, by the same Pillow."""
-    with Image.open(io.BytesIO(encoded), formats=_READ) as image:
+    with Image.open(io.BytesIO(encoded), formats=READ_FORMATS) as image:
         return _encode(image, "jpeg")
 
 

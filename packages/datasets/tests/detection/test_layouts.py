@@ -17,7 +17,9 @@ from gaudi_datasets.detection.layouts import DetectionData, open_data
 from gaudi_datasets.detection.records import write_records
 from gaudi_datasets.detection.sources import CocoSource, RecordSource
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError
+from gaudi_datasets.layouts.boxes import ALL, BoxSets
 from gaudi_datasets.layouts.checking import BrokenImagesError
+from gaudi_datasets.layouts.recognition import read_boxes
 from gaudi_datasets.sampling import InputOptions
 
 WIDTH, HEIGHT = 60, 40
@@ -370,6 +372,50 @@ def test_all_images_without_a_readable_size_are_named(make: Callable[[Path], Non
     with pytest.raises(BrokenImagesError) as error:
         open_data(tmp_path)
     assert [str(each.path) for each in error.value.errors] == list(map(str, broken))
+
+
+def csv_without_sizes(root: Path) -> None:
+    make_images(root, STEMS)
+    rows = [f"{name},{NAMES[row % 2]},{3 + row},4,{23 + row},{14 + row}" for row, name in enumerate(STEMS)]
+    (root / "annotations.csv").write_text("\n".join(["filename,class,xmin,ymin,xmax,ymax", *rows]))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [yolo_beside_images, yolo_of_folders, yolo_with_yaml, voc_in_annotations, csv_without_sizes],
+    ids=lambda make: make.__name__,
+)
+def test_training_images_without_a_readable_size_may_be_skipped(make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path)
+    for path in tmp_path.rglob("[bd].jpg"):
+        path.write_bytes(b"")
+    with pytest.raises(BrokenImagesError) as error:
+        open_data(tmp_path)
+    assert error.value.count == 2
+    data = open_data(tmp_path, val_share=0, on_bad_image="skip")
+    require_boxes(data.train, sorted(set(STEMS) - {"b.jpg", "d.jpg"}))
+    assert len([note for note in data.notes if note.startswith("left out 2 images") and "b.jpg" in note]) == 1
+
+
+@pytest.mark.parametrize("make", [yolo_of_folders, yolo_with_yaml], ids=lambda make: make.__name__)
+def test_images_of_validation_are_never_skipped(make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path)
+    (path,) = tmp_path.rglob("v.jpg")
+    path.write_bytes(b"")
+    with pytest.raises(BrokenImagesError) as error:
+        open_data(tmp_path, on_bad_image="skip")
+    assert [each.path for each in error.value.errors] == [str(path)]
+
+
+def test_no_reader_may_leave_images_of_no_split_beside_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coco_in_one_folder(tmp_path)
+    ((images, folder),) = read_boxes(tmp_path).sets.values()
+    sets = {"train": (images, folder), ALL: (images, folder)}
+    monkeypatch.setattr("gaudi_datasets.detection.layouts.read_boxes", lambda *_: BoxSets("COCO", sets))
+    with pytest.raises(RuntimeError, match="COCO"):
+        open_data(tmp_path)
 
 
 def test_the_source_keeps_names(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import json
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +20,10 @@ from gaudi_datasets.detection.records import describe_records, write_records
 from gaudi_datasets.detection.sources import UNDECIDED, WITH_BOXES, CocoSource, RecordSource, turn_boxes
 from gaudi_datasets.detection.voc import read_voc
 from gaudi_datasets.detection.yolo import read_yolo
+from gaudi_datasets.errors import UnsafeError
 from gaudi_datasets.image_files import TURN_FIX, check_image
+
+run: Callable[..., int] = runpy.run_path(str(Path(__file__).parents[1] / "run_command.py"))["run_command"]
 
 TURNS = range(1, 9)
 HEIGHT, WIDTH = 60, 80  # as people see it
@@ -160,19 +165,49 @@ def test_images_whose_size_does_not_tell_are_read_as_the_others(tmp_path: Path, 
     assert source.read_image(0).fix == fix
 
 
+def write_splits(folder: Path, drawn: str) -> None:
+    """Write COCO of three splits; the size of the images of training alone tells on which pixels boxes were drawn."""
+    x, y, width, height = BOX_XYWH
+    right, bottom = WIDTH - x - width, HEIGHT - y - height
+    is_stored = drawn == "stored"
+    for split, turn, stored_box in (
+        ("train", 6, STORED_BOXES[6]),
+        ("val", 3, (right, bottom, width, height)),
+        ("test", 2, (right, y, width, height)),
+    ):
+        size_hw = (WIDTH, HEIGHT) if is_stored and turn == 6 else (HEIGHT, WIDTH)
+        open_coco(folder, turn, size_hw, stored_box if is_stored else BOX_XYWH)
+        (folder / "images").rename(folder / split)
+        (folder / "a.json").rename(folder / f"{split}.json")
+
+
 @pytest.mark.parametrize("drawn", ["stored", "upright"])
 def test_splits_whose_sizes_do_not_tell_are_read_as_the_others(tmp_path: Path, drawn: str) -> None:
-    is_stored = drawn == "stored"
-    x, y, width, height = BOX_XYWH
-    turned = (WIDTH - x - width, HEIGHT - y - height, width, height)
-    for split, turn, size_hw, box in (
-        ("train", 6, (WIDTH, HEIGHT) if is_stored else (HEIGHT, WIDTH), STORED_BOXES[6] if is_stored else BOX_XYWH),
-        ("val", 3, (HEIGHT, WIDTH), turned if is_stored else BOX_XYWH),
-    ):
-        open_coco(tmp_path, turn, size_hw, box)
-        (tmp_path / "images").rename(tmp_path / split)
-        (tmp_path / "a.json").rename(tmp_path / f"{split}.json")
+    write_splits(tmp_path, drawn)
     data = open_data(tmp_path)
     assert data.val is not None
     for source in (data.train, data.val, copy.deepcopy(data.val)):  # as for another process
         np.testing.assert_allclose(source.read(0).boxes_yxyx, [BOX_YXYX], atol=1e-6)
+
+
+@pytest.mark.parametrize("drawn", ["stored", "upright"])
+def test_records_of_all_splits_are_read_as_their_files(tmp_path: Path, drawn: str) -> None:
+    write_splits(tmp_path / "data", drawn)
+    assert run("convert", "auto", "--data", tmp_path / "data", "--output_dir", tmp_path / "records") == 0
+    data, again = open_data(tmp_path / "data"), open_data(tmp_path / "records")
+    assert list(data.sources) == list(again.sources) == ["train", "val", "test"]
+    for split, source in data.sources.items():
+        example = again.sources[split].read(0)
+        np.testing.assert_array_equal(example.boxes_yxyx, source.read(0).boxes_yxyx)
+        np.testing.assert_allclose(example.boxes_yxyx, [BOX_YXYX], atol=1e-6)
+        assert example.encoded == source.read(0).encoded
+
+
+def test_records_of_other_evidence_are_not_taken_for_the_same(tmp_path: Path) -> None:
+    write_splits(tmp_path, "stored")
+    data = open_data(tmp_path)
+    assert isinstance(data.train, CocoSource)
+    write = functools.partial(write_records, *data.annotations["val"], tmp_path / "records", "val", keep_empty=True)
+    assert write(others=[data.train]) == write(others=[data.train])
+    with pytest.raises(UnsafeError):
+        write()

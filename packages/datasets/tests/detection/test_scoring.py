@@ -55,6 +55,14 @@ def test_an_object_without_an_area_has_that_of_its_box() -> None:
         assert found == {each: pytest.approx(float(each == name)) for each in found}
 
 
+@pytest.mark.parametrize("area", [-1, -0.5])
+def test_an_area_below_zero_is_that_of_the_box(area: float) -> None:
+    first, *others = TRUTH["annotations"]
+    spoilt = TRUTH | {"annotations": [first | {"area": area}, *others]}
+    for found in (PERFECT, PERFECT[1:]):
+        assert score_detections(spoilt, found) == score_detections(TRUTH, found)
+
+
 def test_no_detections_score_nothing_and_say_so() -> None:
     scores = score_detections(TRUTH, [])
     assert scores.figures["AP"] == scores.figures["AR100"] == 0

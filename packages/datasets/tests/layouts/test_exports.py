@@ -211,6 +211,45 @@ def test_images_that_are_not_there_are_counted(tmp_path: Path) -> None:
         open_data(tmp_path)
 
 
+@pytest.mark.parametrize("other", ["extra", "."])
+def test_images_of_no_split_leave_those_of_training_there(other: str, tmp_path: Path) -> None:
+    names = [f"{folder}/{number}.jpg" for folder, count in (("train", 6), ("val", 3)) for number in range(count)]
+    names += [f"{other}/{name}.jpg" for name in ("left", "over")]
+    write_numbered(tmp_path, "filename", [[name] for name in names], names)
+    data = open_data(tmp_path)
+    assert data.val is not None
+    assert (len(data.train), len(data.val)) == (6, 3)
+    assert [note for note in data.notes if note.startswith("left out 2 images") and "over.jpg" in note]
+    for name in names[:6]:
+        (tmp_path / name).unlink()
+    assert len(open_data(tmp_path).train) == 2  # of no split, where none is of training
+
+
+def write_numbered(root: Path, columns: str, rows: list[list[str]], names: list[str]) -> None:
+    """Write a table of boxes, the left edge of each the number of its row, and the images that it names."""
+    lines = [",".join([*row, "ant", f"{number},0,{number + 20},20"]) for number, row in enumerate(rows)]
+    (root / "annotations.csv").write_text("\n".join([f"{columns},class,xmin,ymin,xmax,ymax", *lines]))
+    for name in names:
+        (root / name).parent.mkdir(exist_ok=True)
+        Image.effect_noise((WIDTH, HEIGHT), 50).convert("RGB").save(root / name)
+
+
+def test_names_of_files_go_before_ids(tmp_path: Path) -> None:
+    names = [f"{number}.jpg" for number in range(1, 5)]
+    write_numbered(tmp_path, "image_id,file_name", [[str(row), name] for row, name in enumerate(names)], names)
+    found = boxes_of(open_data(tmp_path, val_share=0))
+    assert found == {name: [("ant", [row, 0, row + 20, 20])] for row, name in enumerate(names)}
+
+
+@pytest.mark.parametrize("most", ["1", "1.0000000000000002", "1.00005"])
+def test_shares_may_be_above_one_by_rounding(most: str, tmp_path: Path) -> None:
+    make_images(tmp_path)
+    rows = ["filename,class,xmin,ymin,xmax,ymax", f"a.jpg,ant,0.1,0.2,{most},{most}", "b.jpg,bee,0.5,0.5,0.6,0.7"]
+    (tmp_path / "annotations.csv").write_text("\n".join(rows))
+    found = boxes_of(open_data(tmp_path, val_share=0))
+    assert found == {"a.jpg": [("ant", [20, 20, WIDTH, HEIGHT])], "b.jpg": [("bee", [100, 50, 120, 70])]}
+
+
 def test_a_table_made_of_xml_gives_way_to_it(tmp_path: Path) -> None:
     tensorflow_tables(tmp_path)
     for name, boxes in BOXES.items():

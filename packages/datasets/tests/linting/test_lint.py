@@ -14,6 +14,7 @@ from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco, read_coco
 from gaudi_datasets.detection.records import write_records
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.errors import DataError
+from gaudi_datasets.layouts.checking import BrokenImagesError
 from gaudi_datasets.linting.lint import (
     annotated_files,
     annotations_of_records,
@@ -150,6 +151,12 @@ def test_every_fault_of_the_annotations_is_in_the_report(tmp_path: Path) -> None
     ]
     json.dumps(report.as_json())
     assert [str(one) for one in report_broken("x", DataError("x: is empty")).findings] == ["x: is empty"]
+
+
+def test_every_broken_image_is_in_the_report() -> None:
+    errors = [DataError("is empty", path=name) for name in ("a.jpg", "b.jpg")]
+    findings = report_broken("x", BrokenImagesError("x", errors, 2, 5)).findings
+    assert [str(one) for one in findings] == list(map(str, errors))
 
 
 def test_annotations_without_images_have_a_report() -> None:

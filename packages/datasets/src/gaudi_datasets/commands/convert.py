@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Generic, Literal
@@ -27,6 +28,7 @@ from gaudi_ops.program import say
 if TYPE_CHECKING:
     from gaudi_datasets.classification.listed_files import ListedSource
     from gaudi_datasets.detection.coco import CocoAnnotations
+    from gaudi_datasets.detection.sources import CocoSource
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ class _ConvertAuto:
         """Run the command."""
         from gaudi_datasets.classification.listed_files import ListedSource
         from gaudi_datasets.detection.layouts import DetectionData
+        from gaudi_datasets.detection.sources import CocoSource
         from gaudi_datasets.errors import FlagError, MissingInputError
         from gaudi_datasets.layouts.inventory import count_names
 
@@ -163,8 +166,10 @@ class _ConvertAuto:
                 remedy="add them, or leave them out with --allow",
             )
         if isinstance(data, DetectionData) and data.annotations:
+            files = {split: each for split, each in data.sources.items() if isinstance(each, CocoSource)}
             for split, (annotations, image_dir) in data.annotations.items():
-                _write_boxes(annotations, image_dir, self.records, split)
+                others = [each for name, each in files.items() if name != split]
+                _write_boxes(annotations, image_dir, self.records, split, others)
             return
         sources = {split: getattr(data, split) for split in ("train", "val", "test")}
         if not all(source is None or isinstance(source, ListedSource) for source in sources.values()):
@@ -185,7 +190,9 @@ CONVERT = (
 )
 
 
-def _write_boxes(annotations: CocoAnnotations, image_dir: Path, flags: ShardFlags, split: str) -> None:
+def _write_boxes(
+    annotations: CocoAnnotations, image_dir: Path, flags: ShardFlags, split: str, others: Sequence[CocoSource] = ()
+) -> None:
     from gaudi_datasets.detection.records import describe_records, write_records
 
     manifest = write_records(
@@ -194,6 +201,7 @@ def _write_boxes(annotations: CocoAnnotations, image_dir: Path, flags: ShardFlag
         flags.output_dir,
         split,
         keep_empty=split != "train",
+        others=others,
         shards=flags.shards,
         decode=flags.decode,
         processes=flags.processes,

@@ -14,7 +14,7 @@ from gaudi_datasets.detection.sources import CocoSource, DetectionSource, Record
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.layouts.boxes import ALL, BoxSets
 from gaudi_datasets.layouts.checking import check_all
-from gaudi_datasets.layouts.inventory import SPLITS, count_names, note_converted
+from gaudi_datasets.layouts.inventory import SPLITS, OnBadImage, count_names, note_converted
 from gaudi_datasets.layouts.recognition import read_boxes
 from gaudi_datasets.layouts.splitting import (
     SplitData,
@@ -51,19 +51,24 @@ class DetectionData(SplitData[DetectionSource]):
         return self.train.categories
 
 
-def open_data(path: str | Path, *, val_share: float = 0.2, seed: int = 0) -> DetectionData:
+def open_data(
+    path: str | Path, *, val_share: float = 0.2, seed: int = 0, on_bad_image: OnBadImage = "fail"
+) -> DetectionData:
     """Open a data set as it is: a folder, a YAML file of YOLO or a JSON file of COCO.
 
     Layouts are recognised by content. Where there is no validation, a share of the training images is split off: by
     class, with equal images on one side, the same for the same seed. Batches of the sources are those of the records
-    that `write_records` makes of the same annotations.
+    that `write_records` makes of the same annotations and of `others`, the sources of the other splits.
 
     Args:
         path: the folder or file.
         val_share: share of the training images for validation, if there is none; 0: do without.
         seed: of the split.
+        on_bad_image: skip: leave out and note training images whose size must be read from the file, and cannot be;
+            others that are damaged are in the data, for `check_when_read` to skip.
 
     Raises:
+        BrokenImagesError: such images are there and may not be left out.
         MissingInputError: there is no such path, or no image is where it should be.
         DataError: nothing known is there, or several things are; it breaks its format, or the classes of splits differ.
         FlagError: the share is not in 0..1.
@@ -72,7 +77,7 @@ def open_data(path: str | Path, *, val_share: float = 0.2, seed: int = 0) -> Det
     require_share(val_share)
     if path.is_dir() and (splits := find_splits(path, "detection")):
         return _open_records(path, splits, val_share, seed)
-    return _open_boxes(path, read_boxes(path), val_share, seed)
+    return _open_boxes(path, read_boxes(path, on_bad_image), val_share, seed)
 
 
 def _open_records(path: Path, splits: Mapping[str, str], val_share: float, seed: int) -> DetectionData:
@@ -95,6 +100,8 @@ def _open_records(path: Path, splits: Mapping[str, str], val_share: float, seed:
 def _open_boxes(path: Path, boxes: BoxSets, val_share: float, seed: int) -> DetectionData:
     sets, notes, split_names = dict(boxes.sets), list(boxes.notes), dict[str, list[str]]()
     if ALL in sets:
+        if "train" in sets:  # a reader leaves them out, or these would replace the training images
+            raise RuntimeError(f"{boxes.layout}: images of no split beside those of training")
         sets["train"] = sets.pop(ALL)
     require_training(sets, path, _REMEDY)
     require_equal_classes(

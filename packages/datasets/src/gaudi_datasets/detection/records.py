@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ def write_records(
     *,
     shards: int = 0,
     keep_empty: bool,
+    others: Sequence[CocoSource] = (),
     decode: bool = False,
     processes: int = 0,
     overwrite: bool = False,
@@ -44,8 +45,10 @@ def write_records(
     to the shards in turn. All of it appears at the end, and a call that was stopped is continued by repeating it.
 
     File names are relative to `image_dir`. For evaluation, images without any box that is no crowd are kept
-    (`keep_empty`), for training not. `decode` checks each image by decoding it whole, and not by its structure alone;
-    `shards=0` makes a file for each 64 images, at most 256. The other arguments are those of `write_shards`.
+    (`keep_empty`), for training not. `others` are the other splits of the data set, as `open_data` has them: they tell
+    where these images do not on which pixels the boxes of turned images were drawn. `decode` checks each image by
+    decoding it whole, and not by its structure alone; `shards=0` makes a file for each 64 images, at most 256. The
+    other arguments are those of `write_shards`.
 
     Returns:
         The manifest; see `describe_records`.
@@ -58,6 +61,9 @@ def write_records(
     if shards < 0:
         raise ValueError(f"shards is {shards}; it must be at least 0")
     source = CocoSource(annotations, image_dir, keep_empty=keep_empty, decode=decode)
+    source.follow(others)
+    # What is read of the others decides how images are written here, and their state is known without reading them.
+    states = [source.hash_state(), *(each.hash_state() for each in others)]
     broken = Counter(fault.rule for fault in annotations.faults)
     dropped = {rule: broken[rule] for rule in BOX_RULES}
     dropped[IMAGE_SKIPPED] = len(annotations.boxes_xywh) - source.num_boxes
@@ -79,7 +85,7 @@ def write_records(
             "boxes": boxes,
             "categories": [asdict(category) for category in source.categories],
         },
-        fingerprint=f"{source.hash_state()} {decode} upright",
+        fingerprint=f"{' '.join(states)} {decode} upright",
         shards=shards or min(_MAX_SHARDS, -(-len(source) // _IMAGES_PER_SHARD)),
         processes=processes,
         overwrite=overwrite,

@@ -228,13 +228,19 @@ def number_anew(
                 "image_id": rows_of_images[one["image_id"]],
                 "category_id": rows_of_categories[one["category_id"]],
                 "bbox": one["bbox"],
-                "area": one.get("area", one["bbox"][2] * one["bbox"][3]),
+                "area": _measure(one),
                 "iscrowd": int(bool(one.get("iscrowd", 0))),
             }
             for number, one in enumerate(annotations, 1)
             if one["image_id"] in rows_of_images
         ],
     }
+
+
+def _measure(annotation: Mapping[str, Any]) -> float:
+    """Return the area of an annotation, or that of its box where there is none or one below 0, as `read_coco` does."""
+    area: float = annotation.get("area", -1)
+    return area if area >= 0 else annotation["bbox"][2] * annotation["bbox"][3]
 
 
 @functools.cache

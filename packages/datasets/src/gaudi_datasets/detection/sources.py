@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -294,9 +294,12 @@ class CocoSource:
     @staticmethod
     def read_alike(splits: Collection[CocoSource]) -> None:
         """Let the turned images of all splits of a data set tell how those are read whose own split does not."""
-        turned = [each._turned for each in splits]
-        for each in turned:
-            each.others = tuple(other for other in turned if other is not each)
+        for each in splits:
+            each.follow(other for other in splits if other is not each)
+
+    def follow(self, others: Iterable[CocoSource]) -> None:
+        """Let the turned images of the other splits of the data set tell how those are read that do not tell here."""
+        self._turned.others = tuple(each._turned for each in others)
 
     def join(self, index: int, image: EncodedImage) -> DetectionExample:
         """Make the example of an image that `read_image` returned."""

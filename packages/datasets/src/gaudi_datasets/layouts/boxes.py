@@ -17,13 +17,14 @@ from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco, select_im
 from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.layouts.checking import read_sizes
-from gaudi_datasets.layouts.inventory import SPLITS, Inventory, count_names, split_of_file
+from gaudi_datasets.layouts.inventory import SPLITS, Inventory, choose_notes, count_names, split_of_file
 from gaudi_ops.files import open_regular_file
 
-_ROUNDING = 1e-4  # share of an image's side
 _BOTH = "trainval"
 ALL = ""
 """Stands for the name of a split where the images are not split."""
+ROUNDING = 1e-4
+"""Share of an image's side that a box may go past its edge by rounding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,14 +104,15 @@ def make_sets(
         raise DataError("has no box", path=path, remedy="annotate some images")
     category_ids = {label: number for number, label in enumerate(category_ids, 1)}
     categories = [{"id": number, "name": label} for label, number in category_ids.items()]
-    bare = [image.name for image in images if image.size is None]
-    sizes = read_sizes([inventory.root / name for name in bare], str(path))
-    size_of = dict(zip(bare, sizes, strict=True))
+    size_of = _read_bare(inventory, images, path, notes)
     documents: dict[str, dict[str, list[dict[str, Any]]]] = {}
     clipped: Counter[str] = Counter()
     for image_id, image in enumerate(images, 1):
+        size = image.size or size_of.get(image.name)
+        if size is None:
+            continue
         document = documents.setdefault(image.split, {"images": [], "annotations": [], "categories": categories})
-        height, width = image.size or size_of[image.name]
+        height, width = size
         document["images"].append({"id": image_id, "file_name": image.name, "height": height, "width": width})
         for box in image.boxes:
             box_xywh, is_clipped = _clip(box.corners_xyxy, width, height, image.relative)
@@ -130,6 +132,26 @@ def make_sets(
     return {split: (parse_coco(document, path), inventory.root) for split, document in documents.items()}
 
 
+def _read_bare(
+    inventory: Inventory, images: Sequence[AnnotatedImage], path: Path, notes: list[str]
+) -> dict[str, tuple[int, int]]:
+    """Read the sizes of images whose annotation has none, by name, without those that are left out."""
+    bare = [image for image in images if image.size is None]
+    may_go = {image.name for image in bare if choose_notes(inventory.on_bad_image, image.split, notes) is not None}
+    found: dict[str, tuple[int, int]] = {}
+    for to, chosen in ((None, {image.name for image in bare} - may_go), (notes, may_go)):
+        paths = {inventory.root / image.name: image.name for image in bare if image.name in chosen}
+        found |= {paths[each]: size for each, size in read_sizes([*paths], str(path), to).items()}
+    return found
+
+
+def leave_unsplit(sets: dict[str, tuple[CocoAnnotations, Path]], notes: list[str]) -> None:
+    """Leave out and note the images of no split where others are of one."""
+    if ALL in sets and len(sets) > 1:
+        left = sets.pop(ALL)[0].file_names
+        notes.append(f"left out {count_names(left, 'image', 'of no split')}")
+
+
 def _clip(
     corners_xyxy: tuple[float, float, float, float], width: int, height: int, relative: bool
 ) -> tuple[tuple[float, float, float, float], bool]:
@@ -139,7 +161,7 @@ def _clip(
     for low, high, factor, side in zip(corners_xyxy[:2], corners_xyxy[2:], scale, (width, height), strict=True):
         low, high = min(low, high) * factor, max(low, high) * factor
         if low < side and high > 0:  # else it is of no part of the image, and left out by name
-            is_clipped = is_clipped or low < -_ROUNDING * side or high > (1 + _ROUNDING) * side
+            is_clipped = is_clipped or low < -ROUNDING * side or high > (1 + ROUNDING) * side
             low, high = max(low, 0.0), min(high, float(side))
         extent = high - low
         while high <= side < low + extent:  # by the last bit

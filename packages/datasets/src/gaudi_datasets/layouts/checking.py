@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from gaudi_datasets.documents import load_json
 from gaudi_datasets.errors import BadImageError, DataError, MissingInputError
 from gaudi_datasets.image_files import check_image, check_pixels, read_size, stat_image
 from gaudi_datasets.layouts.file_checksums import cache_folder
+from gaudi_datasets.layouts.inventory import OnBadImage, count_names
 from gaudi_datasets.layouts.threads import map_threads
 from gaudi_datasets.program import ProgressLine, count_things
 from gaudi_datasets.records.record_sets import RecordSet
@@ -60,8 +61,10 @@ def _describe(error: DataError | MissingInputError) -> str:
     return str(error).removesuffix(f"; {error.remedy}")
 
 
-def read_sizes(paths: Sequence[Path], name: str) -> list[tuple[int, int]]:
+def read_sizes(paths: Sequence[Path], name: str, notes: list[str] | None = None) -> dict[Path, tuple[int, int]]:
     """Read height and width in pixels of images in threads, as people see them; `name` is that of the data set.
+
+    With `notes`, images that cannot be read are left out and noted.
 
     Raises:
         BrokenImagesError: some cannot be read; it names the first and counts all.
@@ -77,14 +80,14 @@ def read_sizes(paths: Sequence[Path], name: str) -> list[tuple[int, int]]:
     for size in map_threads(read, paths):
         found.append(size)
         progress(len(found), len(paths))
-    faults = [each for each in found if isinstance(each, Exception)]
-    if faults:
-        raise BrokenImagesError(name, faults[:_REMEMBERED], len(faults), len(paths))
-    return [each for each in found if not isinstance(each, Exception)]
+    faults = {path: each for path, each in zip(paths, found, strict=True) if isinstance(each, Exception)}
+    if faults and notes is None:
+        raise BrokenImagesError(name, [*faults.values()][:_REMEMBERED], len(faults), len(paths))
+    if faults and notes is not None:
+        notes.append(f"left out {count_names([path.name for path in faults], 'image', 'that cannot be read')}")
+    return {path: each for path, each in zip(paths, found, strict=True) if not isinstance(each, Exception)}
 
 
-OnBadImage = Literal["fail", "skip"]
-"""End training at an image that cannot be decoded whole, or take the next image that can."""
 Checked = TypeVar("Checked")
 
 

@@ -7,13 +7,16 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import IMAGE_ENDINGS
 from gaudi_datasets.program import count_things
 
 SPLITS = ("train", "val", "test")
+
+OnBadImage = Literal["fail", "skip"]
+"""End training at an image that cannot be decoded whole, or take the next image that can."""
 
 _SPLIT_OF_WORD = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -43,19 +46,22 @@ class Inventory:
         root: the folder.
         images: names with the ending of an image.
         links: links to folders.
+        on_bad_image: as it was given.
 
     Args:
         root: the folder.
         within: folder in it whose files alone `list_files` lists, unless it is asked for those everywhere.
+        on_bad_image: whether readers leave out training images whose size cannot be read, see `choose_notes`.
 
     Raises:
         MissingInputError: there is no such folder.
         OSError: a folder cannot be read.
     """
 
-    def __init__(self, root: Path, within: str = "") -> None:
+    def __init__(self, root: Path, within: str = "", on_bad_image: OnBadImage = "fail") -> None:
         if not root.is_dir():
             raise MissingInputError("there is no such folder", path=root, remedy="give the folder of a data set")
+        self.on_bad_image = on_bad_image
         self.root, self._within = root, f"{within}/" if within else ""
         self.images: list[str] = []
         self.links: list[str] = []
@@ -165,6 +171,11 @@ def count_names(names: Iterable[str], what: str, state: str = "") -> str:
     shown = ", ".join(show_name(name) for name in listed[:_SHOWN])
     more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
     return f"{counted}: {shown}{more}"
+
+
+def choose_notes(on_bad_image: OnBadImage, split: str, notes: list[str]) -> list[str] | None:
+    """Return where images of a split that cannot be read are noted; None: they are a fault, as of validation always."""
+    return notes if on_bad_image == "skip" and split in ("train", "") else None
 
 
 def note_converted(names: Iterable[str]) -> list[str]:

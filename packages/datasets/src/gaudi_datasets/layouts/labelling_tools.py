@@ -24,6 +24,7 @@ from gaudi_datasets.layouts.boxes import (
     LabelledBox,
     assign_files,
     describe_splits,
+    leave_unsplit,
     make_sets,
     note_unused,
     parse_number,
@@ -79,9 +80,7 @@ class _Reading:
         """Make the sets."""
         require_images(self.inventory, self.images, self.missing, path, notes)
         sets = make_sets(self.inventory, self.images, path, notes)
-        if ALL in sets and len(sets) > 1:
-            left = sets.pop(ALL)[0].file_names
-            notes.append(f"left out {count_names(left, 'image', 'of no split')}")
+        leave_unsplit(sets, notes)
         notes += [f"{what}: {count}" for what, count in self.changed.items()]
         note_unused(self.inventory, {image.name for image in self.images}, notes)
         layout = f"{kind} ({describe_splits(sets)}: {count_names(names, 'file')})"

@@ -10,11 +10,13 @@ from pathlib import Path
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.layouts import coco_sets, labelling_tools, tables, voc_sets, yolo_sets
 from gaudi_datasets.layouts.boxes import BoxSets, Candidate
-from gaudi_datasets.layouts.inventory import Inventory, count_names
+from gaudi_datasets.layouts.inventory import Inventory, OnBadImage, count_names
 
 
-def read_boxes(path: Path) -> BoxSets:
+def read_boxes(path: Path, on_bad_image: OnBadImage = "fail") -> BoxSets:
     """Read the boxes of a folder or of one annotation file, whatever its layout is.
+
+    With `on_bad_image="skip"`, training images without a size in the annotations or in the file are left out.
 
     Raises:
         MissingInputError: there is no such file or folder.
@@ -23,7 +25,7 @@ def read_boxes(path: Path) -> BoxSets:
     """
     if not path.exists():
         raise MissingInputError("there is no such file or folder", path=path, remedy="give a data set")
-    candidates = find_candidates(path)
+    candidates = find_candidates(path, on_bad_image)
     if not candidates:
         raise DataError(
             "holds no annotations of boxes that are known",
@@ -66,35 +68,35 @@ def _drop_table(voc: Candidate, table: Candidate) -> list[Candidate]:
     return [voc, table]
 
 
-def find_candidates(path: Path) -> list[Candidate]:
+def find_candidates(path: Path, on_bad_image: OnBadImage = "fail") -> list[Candidate]:
     """List the ways to read a folder or a file."""
     if path.is_dir():
-        inventory = Inventory(path)
+        inventory = Inventory(path, on_bad_image=on_bad_image)
         found = [candidate for find in _FINDERS for candidate in find(inventory)]
         is_bare = not inventory.images and (found or yolo_sets.list_labels(inventory))
-        return (_find_above(path.absolute()) if is_bare else []) or found
+        return (_find_above(path.absolute(), on_bad_image) if is_bare else []) or found
     if path.suffix.lower() in (".yaml", ".yml"):
-        return [yolo_sets.from_yaml(path)]
+        return [yolo_sets.from_yaml(path, on_bad_image)]
     path = path.absolute()
-    inventory = _inventory_around(path)
+    inventory = _inventory_around(path, on_bad_image)
     only = path.relative_to(inventory.root).as_posix()
     return [candidate for find in _FILE_FINDERS for candidate in find(inventory, only)]
 
 
-def _inventory_around(path: Path) -> Inventory:
+def _inventory_around(path: Path, on_bad_image: OnBadImage = "fail") -> Inventory:
     """List the folder of an annotation file, or the one above it where that has no images, but not a whole system."""
-    inventory, above = Inventory(path.parent), path.parent.parent
-    return inventory if inventory.images or _is_top(above) else Inventory(above)
+    inventory, above = Inventory(path.parent, on_bad_image=on_bad_image), path.parent.parent
+    return inventory if inventory.images or _is_top(above) else Inventory(above, on_bad_image=on_bad_image)
 
 
-def _find_above(path: Path) -> list[Candidate]:
+def _find_above(path: Path, on_bad_image: OnBadImage = "fail") -> list[Candidate]:
     """List the ways to read a folder of annotations alone, by its name; the images are beside it."""
     above = path
     while above.name.lower() in _ANNOTATIONS:
         above = above.parent
     if above == path or _is_top(above):
         return []
-    inventory = Inventory(above, path.relative_to(above).as_posix())
+    inventory = Inventory(above, path.relative_to(above).as_posix(), on_bad_image)
     return [candidate for find in _FINDERS for candidate in find(inventory)] if inventory.images else []
 
 

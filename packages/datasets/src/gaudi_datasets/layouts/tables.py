@@ -11,12 +11,14 @@ from pathlib import Path, PurePosixPath
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.layouts.boxes import (
     ALL,
+    ROUNDING,
     AnnotatedImage,
     BoxSets,
     Candidate,
     LabelledBox,
     assign_files,
     describe_splits,
+    leave_unsplit,
     make_sets,
     note_unused,
     parse_number,
@@ -26,7 +28,7 @@ from gaudi_datasets.layouts.inventory import Inventory, split_of_path
 from gaudi_ops.files import open_regular_file
 
 _COLUMNS = {
-    "image": ("filename", "imageid", "image_id", "image", "file_name", "file", "path"),
+    "image": ("filename", "image", "file_name", "file", "path", "imageid", "image_id"),  # an id only without a name
     "label": ("class", "labelname", "label", "class_name", "name"),
     "xmin": ("xmin", "x_min"),
     "ymin": ("ymin", "y_min"),
@@ -108,10 +110,12 @@ def _read(inventory: Inventory, tables: Mapping[str, _Table], is_alone: bool) ->
         for image in images
     ]
     corners = [corner for image in images for box in image.boxes for corner in box.corners_xyxy]
-    if corners and not first.is_relative and max(corners) <= 1:
+    if corners and not first.is_relative and max(corners) <= 1 + ROUNDING:
         notes.append("took corners for shares of the image, since none is above 1")
         images = [image._replace(relative=True) for image in images]
     sets = make_sets(inventory, images, first.path, notes)
+    if "train" in sets:  # else the images of no split are those of training
+        leave_unsplit(sets, notes)
     note_unused(inventory, {image.name for image in images}, notes)
     kind = "Open Images CSV" if first.is_relative else "CSV"
     layout = f"{kind} ({describe_splits(sets)}: {', '.join(sorted(files.values()))})"

@@ -22,7 +22,7 @@ from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import IMAGE_ENDINGS
 from gaudi_datasets.layouts.boxes import ALL, BoxSets, Candidate, describe_splits, note_unused
 from gaudi_datasets.layouts.checking import read_sizes
-from gaudi_datasets.layouts.inventory import LISTS, Inventory, count_names, split_of_path
+from gaudi_datasets.layouts.inventory import LISTS, Inventory, choose_notes, count_names, split_of_path
 from gaudi_ops.files import open_regular_file
 
 _SNIFFED = 4096
@@ -67,7 +67,13 @@ def _read(inventory: Inventory, names: Sequence[str]) -> BoxSets:
     rows = {name: VocImage(row, inventory.root / name, contents[name], "") for row, name in enumerate(names, 1)}
     unsized: list[str] = []
     sets = {
-        split: _make_set(inventory, [(rows[name], files[name]) for name in chosen], classes, unsized)
+        split: _make_set(
+            inventory,
+            [(rows[name], files[name]) for name in chosen],
+            classes,
+            unsized,
+            choose_notes(inventory.on_bad_image, split, notes),
+        )
         for split, chosen in splits.items()
     }
     if unsized:
@@ -103,15 +109,21 @@ def _require_unique(inventory: Inventory, files: Mapping[str, str]) -> None:
 
 
 def _make_set(
-    inventory: Inventory, chosen: Sequence[tuple[VocImage, str]], classes: Sequence[str], unsized: list[str]
+    inventory: Inventory,
+    chosen: Sequence[tuple[VocImage, str]],
+    classes: Sequence[str],
+    unsized: list[str],
+    notes: list[str] | None,
 ) -> tuple[CocoAnnotations, Path]:
-    """Make the annotations of a split, in the order of its images."""
+    """Make the annotations of a split, in the order of its images; `notes` are those of `read_sizes`."""
     folder = os.path.commonpath([PurePosixPath(name).parent.as_posix() for _, name in chosen])
-    images, bare = [], [(row, name) for row, name in chosen if not _is_sized(row)]
-    sizes = read_sizes([inventory.root / name for _, name in bare], str(inventory.root))
-    size_of = {row.id: size for (row, _), size in zip(bare, sizes, strict=True)}
-    unsized += [row.path.name for row, _ in bare]
+    images, bare = [], {row.id: inventory.root / name for row, name in chosen if not _is_sized(row)}
+    sizes = read_sizes([*bare.values()], str(inventory.root), notes)
+    size_of = {number: sizes[path] for number, path in bare.items() if path in sizes}
+    unsized += [row.path.name for row, _ in chosen if row.id in size_of]
     for row, name in chosen:
+        if row.id in bare and row.id not in size_of:
+            continue
         file_name = PurePosixPath(name).relative_to(folder or ".").as_posix()
         images.append(row._replace(file_name=file_name, size=size_of.get(row.id)))
     return parse_coco(make_document(images, classes), inventory.root), inventory.root / folder

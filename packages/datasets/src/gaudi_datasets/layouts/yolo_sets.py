@@ -15,7 +15,15 @@ from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import IMAGE_ENDINGS
 from gaudi_datasets.layouts.boxes import ALL, BoxSets, Candidate, describe_splits, note_unused
 from gaudi_datasets.layouts.checking import read_sizes
-from gaudi_datasets.layouts.inventory import LISTS, SPLITS, Inventory, count_names, split_of_path
+from gaudi_datasets.layouts.inventory import (
+    LISTS,
+    SPLITS,
+    Inventory,
+    OnBadImage,
+    choose_notes,
+    count_names,
+    split_of_path,
+)
 from gaudi_datasets.program import count_things
 from gaudi_ops.files import open_regular_file, read_text
 
@@ -27,7 +35,7 @@ _SNIFFED = 4096
 def find(inventory: Inventory) -> list[Candidate]:
     """List the YAML files that name YOLO's classes and images; without any, the labels."""
     paths = [inventory.root / name for name in inventory.list_files(".yaml", ".yml")]
-    candidates = [from_yaml(path) for path in paths if _is_yolo(path)]
+    candidates = [from_yaml(path, inventory.on_bad_image) for path in paths if _is_yolo(path)]
     if candidates:
         return candidates
     labels = list_labels(inventory)
@@ -35,7 +43,7 @@ def find(inventory: Inventory) -> list[Candidate]:
     if not labelled:
         return []
     if broken := [path for path in paths if path.stem in _YAML_STEMS]:
-        return [from_yaml(path) for path in broken]  # which says what is wrong with it
+        return [from_yaml(path, inventory.on_bad_image) for path in broken]  # which says what is wrong with it
     folder = inventory.root / PurePosixPath(labels[0]).parent
     return [Candidate("YOLO labels", folder, lambda: _read_folder(inventory, labels))]
 
@@ -45,9 +53,9 @@ def list_labels(inventory: Inventory) -> list[str]:
     return [name for name in inventory.list_files(".txt") if _has_boxes(inventory.root / name)]
 
 
-def from_yaml(path: Path) -> Candidate:
+def from_yaml(path: Path, on_bad_image: OnBadImage = "fail") -> Candidate:
     """Return the way to read a YAML file."""
-    return Candidate("YOLO", path, lambda: _read_yaml(path))
+    return Candidate("YOLO", path, lambda: _read_yaml(path, on_bad_image))
 
 
 def _is_yolo(path: Path) -> bool:
@@ -58,7 +66,7 @@ def _is_yolo(path: Path) -> bool:
     return isinstance(document, dict) and "names" in document and any(key in document for key in (*SPLITS, "valid"))
 
 
-def _read_yaml(path: Path) -> BoxSets:
+def _read_yaml(path: Path, on_bad_image: OnBadImage) -> BoxSets:
     document, notes = load_yaml(path), list[str]()
     if not isinstance(document, dict):
         raise DataError("is no YAML of a YOLO data set", path=path, remedy="give one with names, train and val")
@@ -77,9 +85,9 @@ def _read_yaml(path: Path) -> BoxSets:
                 raise
             notes.append(f"test: left out, because {missing.path} {missing.args[0]}")
             continue
-        images[split] = paths
-        folder = Path(os.path.commonpath([each.parent for each in paths]))
-        sets[split] = _parse(path, paths, folder, names, outlines, labels_of, keypoints)
+        sizes = read_sizes(paths, str(path), choose_notes(on_bad_image, split, notes))
+        images[split] = [*sizes]
+        sets[split] = _parse(path, sizes, _join(paths), names, outlines, labels_of, keypoints)
     bare = [each for paths in images.values() for each in paths if not labels_of(each).exists()]
     _note_labels(bare, outlines, notes)
     return BoxSets(f"YOLO by {path.name} ({describe_splits(sets)})", sets, tuple(dict.fromkeys(notes)))
@@ -100,8 +108,8 @@ def _read_folder(inventory: Inventory, labels: Sequence[str]) -> BoxSets:
 
     sets = {}
     for split, paths in splits.items():
-        folder = Path(os.path.commonpath([each.parent for each in paths]))
-        sets[split] = _parse(inventory.root, paths, folder, names, outlines, find_labels, None)
+        sizes = read_sizes(paths, str(inventory.root), choose_notes(inventory.on_bad_image, split, notes))
+        sets[split] = _parse(inventory.root, sizes, _join(paths), names, outlines, find_labels, None)
     _note_labels([each for paths in splits.values() for each in paths if each not in label_of], outlines, notes)
     orphans = sorted(set(labels) - set(labelled.values()))
     if orphans:
@@ -145,17 +153,21 @@ def _read_lists(inventory: Inventory, notes: list[str]) -> dict[str, list[str]]:
     return {split: sorted(names, key=lambda name: name.split("/")) for split, names in found.items() if names}
 
 
+def _join(paths: Sequence[Path]) -> Path:
+    return Path(os.path.commonpath([each.parent for each in paths]))
+
+
 def _parse(
     name: Path,
-    paths: Sequence[Path],
+    sizes: Mapping[Path, tuple[int, int]],
     folder: Path,
     names: Mapping[int, str],
     outlines: Counter[str],
     find_labels: Callable[[Path], Path],
     keypoints: int | None,
 ) -> tuple[CocoAnnotations, Path]:
-    sizes = read_sizes(paths, str(name))
-    return parse_coco(make_document(paths, folder, names, outlines, find_labels, sizes, keypoints), name), folder
+    document = make_document([*sizes], folder, names, outlines, find_labels, [*sizes.values()], keypoints)
+    return parse_coco(document, name), folder
 
 
 def _note_labels(bare: Sequence[Path], outlines: Counter[str], notes: list[str]) -> None:

@@ -17,6 +17,7 @@ from gaudi_datasets.detection.examples import DetectionExample
 from gaudi_datasets.detection.sources import DetectionSource, ground_truth
 from gaudi_datasets.documents import FaultyRecordsError
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.layouts.checking import BrokenImagesError
 from gaudi_datasets.linting.images import ImageSet, Progress, StoredImage, check_images, find_overlap
 from gaudi_datasets.linting.report import LintReport, sort_findings
 from gaudi_datasets.linting.rules import (
@@ -72,7 +73,7 @@ def lint_classification(
 
 def report_broken(name: str, error: DataError) -> LintReport:
     """Make the report on a data set that cannot be read, with the faults that the error names."""
-    errors = error.errors if isinstance(error, FaultyRecordsError) else [error]
+    errors = error.errors if isinstance(error, FaultyRecordsError | BrokenImagesError) else [error]
     return LintReport(name, findings=tuple(Finding(STRUCTURE, "", str(each)) for each in errors))
 
 
