@@ -145,6 +145,8 @@ def _alive(detector: FailureDetector, now: float) -> bool:
         ([(8, "step")] * 3, 5, 11),
         ([(8, "step")] * 3, 1, 121),  # the first step may be compiled
         ([(8, "step"), (8, "step"), (8, "export")], 1, 481),
+        ([(8, "upload")], 1, 481),
+        ([(8, "upload"), (8, "step"), (8, "step")], 9, 481),  # each file may be large, and the way to the store slow
         ([(0, "start")] * 3, 5, 201),
         ([(8, "evaluation")] * 3, 2, 11),
         ([(8, "step"), (8, "step"), (8, "checkpoint")], 5, 101),
@@ -268,3 +270,15 @@ def test_the_first_certain_event_stays_the_cause(happenings: list[tuple[str, int
         decided = detector.check(now)
         first = first or decided
         assert decided == first
+
+
+@pytest.mark.parametrize(("steps", "bound"), [(1, 10), (5, 120)])
+def test_a_call_of_several_steps_may_take_as_long_as_the_first(steps: int, bound: int) -> None:
+    detector = make_detector(1)
+    for number in range(5):
+        detector.on_heartbeat(0, State(max(number - 1, 0) * steps, "step" if number else "start", number + 1), 0.0)
+    for now in range(1, bound + 1):
+        detector.on_heartbeat(0, State(3 * steps, "step", 5), now)
+        assert detector.check(now) is None
+    detector.on_heartbeat(0, State(3 * steps, "step", 5), bound + 1)
+    assert detector.check(bound + 1) is not None

@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 
 from gaudi_distributed.errors import ConfigurationError, FlagError, UnsafeError
-from gaudi_distributed.launch.planning import choose_forwarded, choose_local, is_secret, refuse_ranks
+from gaudi_distributed.launch.flags import parse_flags
+from gaudi_distributed.launch.planning import choose_forwarded, choose_local, is_secret, plan_launch, refuse_ranks
 
 FORWARDED = [
     *("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "VIRTUAL_ENV", "TF_CPP_MIN_LOG_LEVEL", "TPC_RUNNER"),
     *("GC_KERNEL_PATH", "HABANA_LOGS", "HBN_X", "HOROVOD_CYCLE_TIME", "SYN_X", "HCL_CONFIG_PATH", "HCCL_OVER_TCP"),
     *("NCCL_DEBUG", "LOG_LEVEL_ALL", "ENABLE_CONSOLE", "OMP_NUM_THREADS"),
+    *("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY", "WANDB_DIR"),
+    *("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"),
 ]
 KEPT_BACK = [
     *(
@@ -28,7 +31,11 @@ KEPT_BACK = [
     *("TF_API_TOKEN", "TF_VAR_db_password", "HABANA_SECRET", "HCCL_KEY", "ENABLE_AWS_CREDENTIALS", "NCCL_Private"),
     *(
         "AWS_ACCESS_KEY_ID",
-        "AWS_PROFILE",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "MLFLOW_TRACKING_PASSWORD",
+        "MLFLOW_TRACKING_TOKEN",
+        "WANDB_API_KEY",
         "AZURE_X",
         "GOOGLE_APPLICATION_CREDENTIALS",
         "GITHUB_X",
@@ -45,11 +52,35 @@ def test_names() -> None:
     assert choose_forwarded(environ, ["EDITOR"]) == tuple(sorted([*FORWARDED, "EDITOR"]))
 
 
-@pytest.mark.parametrize("name", ["AWS_PROFILE", "MY_TOKEN", "my_password", "API_KEY", "DbSecret", "SSH_AUTH_SOCK"])
+@pytest.mark.parametrize(
+    "name", ["AWS_X", "WANDB_API_KEY", "MY_TOKEN", "my_password", "API_KEY", "DbSecret", "SSH_AUTH_SOCK"]
+)
 def test_secrets_are_refused_even_by_name(name: str) -> None:
     assert is_secret(name)
     with pytest.raises(UnsafeError, match="like a secret"):
         choose_forwarded({name: "x"}, [name])
+
+
+@pytest.mark.parametrize(
+    ("value", "is_good"),
+    [
+        ("http://user:word@host:5000", False),
+        ("postgresql://user@host/runs", False),
+        ("http://host:5000/@user", True),
+        ("databricks://profile", True),
+        ("/folder/runs@home", True),
+    ],
+)
+def test_a_user_or_a_password_in_a_url_stays_here(value: str, is_good: bool) -> None:
+    environ, name = {"MLFLOW_TRACKING_URI": value}, "MLFLOW_TRACKING_URI"
+    assert choose_forwarded(environ) == (name,) * is_good
+    notes = plan_launch(parse_flags(["--np", "1", "--dry_run", "sh"]), environ).notes
+    assert any(note.startswith(name) for note in notes) != is_good
+    assert not any("word" in note.replace("password", "") for note in notes)
+    if not is_good:
+        with pytest.raises(UnsafeError) as caught:
+            choose_forwarded(environ, [name])
+        assert (caught.value.flag, value in str(caught.value)) == ("--forward", False)
 
 
 @pytest.mark.parametrize("name", ["A=b", "", "a-b", "-x", "A\nB", "é"])

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,9 @@ class Job:
             path.write_text(f'#!/bin/sh\necho "{name}: $*" >> {folder}/called\n')
             path.chmod(0o755)
 
-    def write(self, *words: str) -> None:
-        assert launch(["--np", "1", "--backend", "multi_worker", "--slurm_script", str(self.script), *words], {}) == 0
+    def write(self, *words: str, environ: Mapping[str, str] | None = None) -> None:
+        flags = ("--np", "1", "--backend", "multi_worker", "--slurm_script", str(self.script))
+        assert launch([*flags, *words], environ or {}) == 0
 
     def start(self, restarts: int = 0) -> subprocess.Popen[bytes]:
         path = f"{self.folder}/bin{os.pathsep}{os.environ['PATH']}"
@@ -64,9 +65,7 @@ def test_a_run_that_may_go_on_is_queued_again(job: Job, status: int, restarts: i
     assert job.called() == called
 
 
-@pytest.mark.parametrize(
-    ("number", "called"), [(signal.SIGTERM, []), (signal.SIGUSR1, ["sleep: 5", "scontrol: requeue 5"])]
-)
+@pytest.mark.parametrize(("number", "called"), [(signal.SIGTERM, []), (signal.SIGUSR1, ["scontrol: requeue 5"])])
 def test_who_ends_a_job_is_not_contradicted_and_its_limit_of_time_is_no_end(
     job: Job,
     make_channel: Callable[[str], Any],
@@ -74,7 +73,7 @@ def test_who_ends_a_job_is_not_contradicted_and_its_limit_of_time_is_no_end(
     number: int,
     called: list[str],
 ) -> None:
-    """The run saves and ends with 75 in both cases."""
+    """The run saves and ends with 75 in both cases; in a pause, the limit of time would hit before it is queued."""
     told, disk = make_channel("told"), make_gate("disk")
     disk.open()
     job.write("--requeue", "1", sys.executable, str(PROGRAM), "mark", str(job.folder), "save=75")
@@ -93,6 +92,11 @@ def test_options_of_sbatch_that_are_given_win(job: Job) -> None:
     ]
     assert {"--signal=B:USR1@600", "--open-mode=truncate", "--requeue"} <= {*options}
     assert len({option.partition("=")[0] for option in options}) == len(options)
+
+
+def test_a_job_has_restarts_of_its_own(job: Job) -> None:
+    job.write("--requeue", "1", "true", environ={"SLURM_RESTART_COUNT": "2", "GAUDI_RUN_RESTART": "2", "TF_X": "1"})
+    assert "#SBATCH --export=TF_X" in job.script.read_text().splitlines()
 
 
 def test_a_run_that_is_no_job_of_slurm_cannot_be_queued_again(capfd: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from gaudi_distributed.errors import RunEndedError
 from gaudi_distributed.launch import experiments
 from gaudi_distributed.launch.cli import launch
+from gaudi_distributed.launch.flags import parse_flags
+from gaudi_distributed.launch.planning import plan_launch
 from gaudi_distributed.launch.processes import make_ssh_error
 
 RESTART = re.compile(r"restart (\d+) of (\d+) in ")
@@ -68,6 +71,25 @@ def test_a_host_that_was_lost_is_waited_for_and_one_that_was_never_there_is_not(
 
         monkeypatch.setattr(experiments, "start", start)
         assert launch(["--np", "1", "--max_restarts", "3", "sh"], {}) == status
+
+
+@pytest.mark.parametrize(("environ", "numbers"), [({}, "012"), ({"GAUDI_RUN_RESTART": "4"}, "456")])
+def test_ranks_know_that_they_are_started_again(tmp_path: Path, environ: dict[str, str], numbers: str) -> None:
+    """Also those of a gaudi-run in a container, which another one outside starts again."""
+    program = 'printf "$GAUDI_RUN_RESTART" >> "$0"; [ $(wc -c < "$0") = 3 ] || exit 75'
+    words = ["--np", "1", "--backend", "multi_worker", "--max_restarts", "5", "sh", "-c", program]
+    assert launch([*words, str(tmp_path / "seen")], environ) == 0
+    assert (tmp_path / "seen").read_text() == numbers
+
+
+@pytest.mark.parametrize("backend", ["openmpi", "gloo", "multi_worker"])
+def test_ranks_of_other_hosts_are_told_too(backend: str) -> None:
+    for environ, flags in (({}, ["--max_restarts", "1"]), ({"SLURM_RESTART_COUNT": "1"}, list[str]())):
+        name = "GAUDI_RUN_RESTART" if flags else "SLURM_RESTART_COUNT"
+        words = ["--hosts", "10.0.0.1:1,10.0.0.2:1", "--interface", "eth0", "--backend", backend, "--dry_run", *flags]
+        planned = plan_launch(parse_flags([*words, "sh"]), environ)
+        assert all(name in process.forwarded for process in planned.processes)
+        assert backend != "openmpi" or ["-x", name] in [list(each) for each in pairwise(planned.processes[0].argv)]
 
 
 def test_a_container_starts_its_ranks_again_only_once(capfd: pytest.CaptureFixture[str]) -> None:

@@ -270,14 +270,12 @@ class Coordinator:
 
 # In these phases one rank works and the others wait, on a disk or a library that reports no progress.
 PATIENT_PHASES, PATIENCE = frozenset({"checkpoint", "scoring"}), 10
-# A training reports it first, and then all that it does.
-_START = "start"
-# One report of it covers the whole: quantization may take an hour.
-_EXPORT, _EXPORT_FACTOR = "export", 4
+_START = "start"  # a training reports it first, and then all that it does
+_STEP, _UPLOAD = "step", "upload"
+_LONG_PHASES, _LONG_FACTOR = frozenset({"export", _UPLOAD}), 4  # a report covers a whole export, or one file
 _MISSED_HEARTBEATS = 3
 _STEPS_OF_SPEED = 64
-# What mpirun may take to end its other ranks, and to say which one failed.
-_STARTER_SECONDS = 15.0
+_STARTER_SECONDS = 15.0  # that mpirun may take to end its other ranks, and to say which one failed
 
 
 @dataclass
@@ -288,8 +286,8 @@ class _Rank:
     step: int = 0
     phase: str = _START
     reports: int = 0
-    # Reports by phase: a device may have to compile in the first.
-    seen: dict[str, int] = field(default_factory=dict)
+    seen: dict[str, int] = field(default_factory=dict)  # reports by phase: a device may have to compile in the first
+    has_long_calls: bool = False  # of several steps, which have one report
 
     def find_bound(self, timeouts: Timeouts, *, is_training: bool) -> tuple[float, str]:
         """Return for how many seconds it may report nothing, and the variable that sets that.
@@ -300,10 +298,10 @@ class _Rank:
         if self.phase == _START:
             return (timeouts.start_seconds, START) if is_training else (math.inf, "")
         usual = timeouts.stall_seconds * (PATIENCE if self.phase in PATIENT_PHASES else 1)
-        if self.seen.get(self.phase, 0) < 2:
+        if self.seen.get(self.phase, 0) < 2 or self.phase == _UPLOAD or (self.phase == _STEP and self.has_long_calls):
             if not is_training:
                 return math.inf, ""
-            factor = _EXPORT_FACTOR if self.phase == _EXPORT else 1
+            factor = _LONG_FACTOR if self.phase in _LONG_PHASES else 1
             return max(usual, timeouts.first_seconds * factor), FIRST
         return usual, STALL
 
@@ -364,6 +362,8 @@ class FailureDetector:
         if told.reports != state.reports:
             counted = told.reports - state.reports if told.phase == state.phase else 1
             state.seen[told.phase] = state.seen.get(told.phase, 0) + counted
+            if told.phase == state.phase == _STEP:
+                state.has_long_calls = told.step - state.step > counted
             state.step, state.phase, state.reports, state.moved = told.step, told.phase, told.reports, now
             self._images, self._saved = max(self._images, told.images), max(self._saved, told.saved)
             if told.step > self._steps[-1][1]:

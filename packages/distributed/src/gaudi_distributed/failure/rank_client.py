@@ -120,9 +120,9 @@ class RankClient:
         rank may be as old as that. Once the run is over, the process ends here: what it would compute is not wanted.
 
         Phases are ``"start"``, ``"broadcast"``, ``"step"``, ``"evaluation"`` (at each batch), ``"scoring"``,
-        ``"checkpoint"`` and ``"export"``. A training reports ``"start"`` first: it is over if no other report follows
-        for too long, see `Timeouts`, of which the long ones are for ``"start"`` and for the first report of a phase.
-        Any other work has a bound from the second report of a phase on.
+        ``"checkpoint"``, ``"export"`` and ``"upload"`` (at each file). A training reports ``"start"`` first: it is over
+        if no other report follows for too long, see `Timeouts`, of which the long ones are for ``"start"`` and for the
+        first report of a phase. Any other work has a bound from the second report of a phase on.
         """
         if self._cause is not None:
             if self._hosted is not None:  # the others have yet to hear of it

@@ -26,7 +26,7 @@ from gaudi_distributed.errors import (
 from gaudi_distributed.failure.messages import LOST
 from gaudi_distributed.launch.choices import choose_preset
 from gaudi_distributed.launch.flags import PROGRAM, Options
-from gaudi_distributed.launch.planning import CACHES_CLEARED, Launch, plan_launch
+from gaudi_distributed.launch.planning import CACHES_CLEARED, RESTART, Launch, count_restarts, plan_launch
 from gaudi_distributed.launch.presets import load_entry_points
 from gaudi_distributed.launch.processes import LaunchPlan
 from gaudi_distributed.launch.running import catch_signals, start, tell
@@ -208,9 +208,11 @@ def _start_again(launch: Launch, environ: Mapping[str, str], log: OutputLog | No
     """
     for note in launch.notes:
         tell(note, log)
+    # Inside a container, the gaudi-run outside has counted, too.
+    before = count_restarts({RESTART: environ.get(RESTART, "")})
     for restart in itertools.count(1):
         try:
-            start(launch, environ, log)
+            start(launch, {**environ, RESTART: f"{before + restart - 1}"}, log)
             return
         except StoppedError:
             raise

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gaudi_distributed.cluster.hosts import join_port
+from gaudi_distributed.cluster.rendezvous import WORKER
 from gaudi_distributed.comm.opening import ENGINE_VARIABLE, Engine
 from gaudi_distributed.devices.machine import LOOPBACK, find_local_hosts, own_address
 from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgramError, UnsafeError
+from gaudi_distributed.failure.coordinator import COORDINATOR, TOKEN
 from gaudi_distributed.launch import choices, guard
 from gaudi_distributed.launch.containers import (
     check_container,
@@ -107,12 +109,14 @@ def plan_launch(options: Options, environ: Mapping[str, str]) -> Launch:
     local_hosts = find_local_hosts(cluster)
     engine: Engine = "multi_worker" if backend == "multi_worker" else "horovod"
     engine = "single" if cluster.size == 1 else engine
+    # `start` is given its number, which mpirun has to find.
+    known = {RESTART: "0", **environ} if options.max_restarts else environ
     plan = LaunchPlan(
         cluster=cluster,
         command=command,
         backend=backend,
         environment={ENGINE_VARIABLE: engine, **variables, **preloaded},
-        forwarded=choose_inside(options.container, choose_forwarded(environ, options.forward)),
+        forwarded=choose_inside(options.container, choose_forwarded(known, options.forward)),
         rank_cores=choices.choose_cores(options, cluster),
         local_hosts=local_hosts,
         ssh=choices.choose_ssh(options.ssh_port, options.ssh_config, source, environ),
@@ -127,7 +131,8 @@ def plan_launch(options: Options, environ: Mapping[str, str]) -> Launch:
         guard=(options.remote_python or sys.executable, "-I", guard.__file__),
     )
     plan = replace(plan, kept=choose_local(environ, ssh=not plan.is_local))
-    notes = [_summarize(plan), *filter(None, (about_backend,)), note]
+    withheld = (f"{name} has a user or a password in its URL: ranks do not get it" for name in list_logins(environ))
+    notes = [_summarize(plan), *filter(None, (about_backend,)), note, *withheld]
     if image is not None and options.container == "docker":
         return _plan_docker(plan, image, options, preset, notes, files)
     if image is not None:
@@ -216,9 +221,20 @@ def _summarize(plan: LaunchPlan) -> str:
 
 # Says to ranks whether the caches of their hosts were cleared for this run, for a program's log of MLPerf.
 CACHES_CLEARED = "GAUDI_RUN_CACHES_CLEARED"
+# How often gaudi-run has started this run again, and SLURM the job: by them ranks know that their run has begun.
+RESTART = "GAUDI_RUN_RESTART"
+RESTARTS = frozenset({RESTART, "SLURM_RESTART_COUNT"})
+# Where trackers and stores are, and no secrets, though the names look like some.
+SERVICES = frozenset(
+    {"MLFLOW_EXPERIMENT_NAME", "MLFLOW_TRACKING_URI"}
+    | {"WANDB_DIR", "WANDB_ENTITY", "WANDB_MODE", "WANDB_PROJECT"}
+    | {"AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_REGION"}
+)
 NAMES = frozenset(
     {CACHES_CLEARED, "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_NUM_THREADS"}
     | {"PATH", "PYTHONPATH", "VIRTUAL_ENV", "XLA_FLAGS"}
+    | RESTARTS
+    | SERVICES
 )
 PREFIXES = (
     *("ENABLE_", "GC_", "HABANA_", "HBN_", "HCCL_", "HCL_", "HOROVOD_", "LOG_LEVEL_"),
@@ -242,6 +258,7 @@ _SECRET = re.compile(
     r"|^(AWS|AZURE|GCP|GOOGLE|GITHUB|GITLAB|HF|WANDB)_",
     re.IGNORECASE,
 )
+_LOGIN = re.compile("://[^/]*@")
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 # What tells a process its rank: set by the launcher for each, or by one that this launcher runs in.
 _RANKS = re.compile(
@@ -254,8 +271,9 @@ def choose_forwarded(environ: Mapping[str, str], asked: Iterable[str] = ()) -> t
 
     Raises:
         FlagError: what was asked for is not a name of a variable, or is not set.
-        UnsafeError: what was asked for looks like a secret.
+        UnsafeError: what was asked for looks like a secret, or its value has a user or a password.
     """
+    logins = list_logins(environ)
     for name in asked:
         if _NAME.fullmatch(name) is None:
             raise FlagError(
@@ -269,13 +287,36 @@ def choose_forwarded(environ: Mapping[str, str], asked: Iterable[str] = ()) -> t
                 flag="--forward",
                 remedy="let the ranks read it from a file of their own",
             )
+        if name in logins:
+            raise UnsafeError(
+                f"--forward {name}: there is a user or a password in its URL",
+                flag="--forward",
+                remedy="let the ranks read them from a file of their own",
+            )
         if name not in environ:
             raise FlagError(
                 f"--forward {name}: is not set here", flag="--forward", remedy="set it, or leave the flag out"
             )
     found = {name for name in environ if name in NAMES or name.startswith(PREFIXES)}
     good = {name for name in found if _NAME.fullmatch(name) and not is_secret(name) and not _RANKS.fullmatch(name)}
-    return tuple(sorted(good.union(asked)))
+    return tuple(sorted(good.difference(logins).union(asked)))
+
+
+def list_logins(environ: Mapping[str, str]) -> list[str]:
+    """List the variables of services whose URL has a user or a password in it, and which stay here for that."""
+    return sorted(name for name in SERVICES.intersection(environ) if _LOGIN.search(environ[name]))
+
+
+def count_restarts(environ: Mapping[str, str]) -> int:
+    """Return how often this run was started again, by gaudi-run and by SLURM."""
+    values = (environ.get(name, "") for name in RESTARTS)
+    return sum(int(value) for value in values if value.isdecimal())
+
+
+def without_rank(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables without those that make a process a rank of a run."""
+    own = {COORDINATOR, TOKEN, ENGINE_VARIABLE, WORKER}
+    return {name: value for name, value in environ.items() if name not in own and not _RANKS.fullmatch(name)}
 
 
 def choose_local(environ: Mapping[str, str], *, ssh: bool) -> tuple[str, ...]:
@@ -286,7 +327,7 @@ def choose_local(environ: Mapping[str, str], *, ssh: bool) -> tuple[str, ...]:
 
 def is_secret(name: str) -> bool:
     """Return whether a variable of this name may hold a secret."""
-    return _SECRET.search(name) is not None
+    return name not in SERVICES and _SECRET.search(name) is not None
 
 
 def refuse_ranks(environ: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ from gaudi_distributed.launch import choices
 from gaudi_distributed.launch.containers import check_image
 from gaudi_distributed.launch.experiments import list_experiments, load_series
 from gaudi_distributed.launch.flags import PROGRAM, Options, without_flags
-from gaudi_distributed.launch.planning import choose_forwarded
+from gaudi_distributed.launch.planning import RESTARTS, choose_forwarded
 from gaudi_distributed.launch.presets import Accelerator
 
 _JOB = ("--slurm_script", "--sbatch", "--requeue", "--mpijob", "--job_name", "--dry_run")
@@ -111,7 +111,8 @@ def write_slurm_script(
             flag="--container",
             remedy="give --container singularity",
         )
-    forwarded = choose_forwarded(environ, list_asked(options, environ))
+    # The job has restarts of its own.
+    forwarded = [name for name in choose_forwarded(environ, list_asked(options, environ)) if name not in RESTARTS]
     launcher = (sys.executable, "-m", "gaudi_distributed.launch")
     inner = (*launcher, *without_flags(options.words, _JOB), *options.command)
     sbatch = [
@@ -140,16 +141,17 @@ def write_slurm_script(
 
 _SECONDS_BEFORE_LIMIT = 30
 # Whoever ends or preempts a job signals its processes with SIGTERM, and queues it again or not. USR1 tells the shell
-# that the limit of time is near. What is left is a run that ended by itself, with 75 where it may go on.
+# that the limit of time is near, and would hit during a pause. What is left is a run that ended by itself, with 75
+# where it may go on.
 _REQUEUE = """\
 {command} &
-run=$! asked= heard=1
+run=$! asked= limit= heard=1
 trap 'asked=1 heard=1; kill -TERM "$run"' TERM
-trap 'heard=1; kill -TERM "$run"' USR1
+trap 'limit=1 heard=1; kill -TERM "$run"' USR1
 while [ -n "$heard" ]; do heard=; wait "$run"; status=$?; done  # a signal ends the wait
 again=${{SLURM_RESTART_COUNT:-0}}
 if [ "$status" = 75 ] && [ -z "$asked" ] && [ "$again" -lt {most} ]; then
-    sleep $((again < 6 ? 5 << again : 300))
+    [ -n "$limit" ] || sleep $((again < 6 ? 5 << again : 300))
     scontrol requeue "$SLURM_JOB_ID"  # the same command continues from the last checkpoint
 fi
 exit "$status\""""
