@@ -79,7 +79,7 @@ LARS_RATE, LARS_RATE_OF_SEVERAL = 2.5, 9.5  # by the number of devices
 ADAM_RATE = 1e-3
 
 
-_CYCLICAL = ("lr_schedule", "cyclical")
+_CYCLICAL = ("lr_schedule", ("cyclical",))
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class TrainingFlags(flags.TrainingFlags):
     --optimizer LARS and --fine_tune are presets, which set the defaults of other flags.
     """
 
-    model: Annotated[str, fixed(of_network=True)] = "resnet50_v1.5"
+    model: Annotated[str, fixed(of_network=True, same=SAME_MODELS)] = "resnet50_v1.5"
     """Network: resnet18, 34, 50, 101, 152, resnext50, 101, 152, or one of keras.applications, such as
     resnet50v2_keras."""
     weights: Annotated[str | None, arg(aliases=["--pretrained_filepath"]), fixed(per_side=True)] = None
@@ -104,7 +104,7 @@ class TrainingFlags(flags.TrainingFlags):
     by default 2.5 for LARS (9.5 on several processes), .001 for Adam, and by the batch size for a polynomial."""
     warmup_epochs: Annotated[float | None, fixed(minimum=0, maximum=1e6)] = None
     """Number of epochs of linear warm-up; by default 5, 3 for LARS, 0 for Adam."""
-    end_learning_rate: Annotated[float, fixed(minimum=0, needs=("lr_schedule", "polynomial"))] = 1e-4
+    end_learning_rate: Annotated[float, fixed(minimum=0, needs=("lr_schedule", ("polynomial",)))] = 1e-4
     """Learning rate at the end of a polynomial schedule."""
     initial_learning_rate: Annotated[float, fixed(minimum=0, needs=_CYCLICAL)] = 1e-4
     """Lowest learning rate of a cyclical schedule."""
@@ -112,7 +112,7 @@ class TrainingFlags(flags.TrainingFlags):
     """Highest learning rate of a cyclical schedule."""
     step_size: Annotated[int, fixed(minimum=1, needs=_CYCLICAL)] = 40
     """Number of steps from the lowest to the highest learning rate of a cyclical schedule."""
-    momentum: Annotated[float, fixed(minimum=0, below=1)] = 0.9
+    momentum: Annotated[float, fixed(minimum=0, below=1, needs=("optimizer", ("SGD", "LARS")))] = 0.9
     """Momentum of SGD and LARS; the learning rate is part of the velocity, as in Keras."""
     weight_decay: Annotated[float, fixed(minimum=0)] = 1e-4
     """Factor of the weight decay. For SGD and --fine_tune it is Keras' L2: the sum of the squares of kernels and head,
@@ -120,7 +120,7 @@ class TrainingFlags(flags.TrainingFlags):
     weights except those of batch norm."""
     single_l2_loss_op: Annotated[Switch, fixed()] = False
     """Add the weight decay to the loss as one term, which is reported as part of it."""
-    lars_epsilon: Annotated[float, fixed(minimum=0, needs=("optimizer", "LARS"))] = 0.0
+    lars_epsilon: Annotated[float, fixed(minimum=0, needs=("optimizer", ("LARS",)))] = 0.0
     """Number to add to the norms that LARS divides by; 0: 1e-7."""
     label_smoothing: Annotated[float | None, fixed(minimum=0, below=1)] = None
     """Share of each label to spread over all classes; by default 0, and .1 for LARS and with --fine_tune."""

@@ -45,6 +45,7 @@ DROP_EPOCHS = (30, 60, 80, 90)
 # The original's hooks. But for the profiler, what they did is always done.
 PROFILER_HOOK, HOOK_STEPS = "ProfilerHook", "7,10"
 HOOKS = ("LoggingTensorHook", PROFILER_HOOK, "ExamplesPerSecondHook", "LoggingMetricHook", "StepCounterHook")
+_LARS, _SGD = ("enable_lars", (True,)), ("enable_lars", (False,))
 _GONE_SIZES = {"200": "is gone, for there are no weights of it; give 152"}
 
 
@@ -53,13 +54,12 @@ class RunFlags(flags.RunFlags):
     """Mode, length of training, and folder of the results."""
 
     model_dir: Annotated[str, arg(aliases=["-md"])] = "runs/resnext_train"
-    epochs: Annotated[float, arg(aliases=["--train_epochs", "-te"])] = 10.0
+    epochs: Annotated[
+        float, arg(aliases=["--train_epochs", "-te"]), resume_safe(length="epochs", above=0, maximum=1e6, needs=_SGD)
+    ] = 10.0
     steps: Annotated[int, arg(aliases=["--max_train_steps", "-mts"])] = 0
     eval_only: Annotated[Switch, resume_safe(short_run=False)] = False
     """The same as --mode eval."""
-
-
-_LARS = ("enable_lars", True)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class TrainingFlags(flags.TrainingFlags):
     """File of initial weights: torchvision .pth, .npz, .safetensors, TensorFlow checkpoint, or a checkpoint of this
     program, or a URL. Weights that fit are loaded, the others are named."""
     base_lr: Annotated[
-        float | None, arg(aliases=["--base_learning_rate"]), fixed(above=0, finite=False, needs=("enable_lars", False))
+        float | None, arg(aliases=["--base_learning_rate"]), fixed(above=0, finite=False, needs=_SGD)
     ] = None
     """Learning rate for 256 images per step; by default .256 with a cosine; without, .128, or .1 without warm-up and on
     more than 16 processes."""

@@ -131,6 +131,15 @@ def test_the_most_confident_mistakes_come_first() -> None:
     assert predictions.find_mistakes(2).tolist() == [2, 1]
 
 
+def test_names_of_classes_are_no_markup(folders: Path, predictions: Predictions, tmp_path: Path) -> None:
+    names = ["dog [brown]", "$1_$5", "$5-$10"]
+    text = io.StringIO()
+    print_figures(predictions, names, make_console(file=text))
+    assert all(name in text.getvalue() for name in names)
+    named: Any = SimpleNamespace(class_names=names, read=open_split(folders, "validation").read)
+    assert all(path.exists() for path in draw_report(tmp_path, named, predictions))
+
+
 def test_images_are_drawn_and_those_of_before_go(folders: Path, predictions: Predictions, tmp_path: Path) -> None:
     source = open_split(folders, "validation")
     (tmp_path / "mistake-01-image-99.png").touch()

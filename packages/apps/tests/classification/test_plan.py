@@ -107,6 +107,13 @@ def test_pruning_that_does_not_end_is_told() -> None:
     assert "at step 100000" in plan.warnings[-1]
 
 
+@pytest.mark.parametrize(("end", "is_told"), [(49, False), (50, True)])
+def test_the_last_pruning_is_one_of_the_run(end: int, is_told: bool) -> None:
+    flags = ("--pruning_method", "polynomial_decay", "--pruning_end_step", end)
+    plan = plan_of("resnet", "--train_steps", 50, "--warmup_epochs", 0, "--lr_schedule", "constant", *flags)
+    assert bool(plan.warnings) == is_told
+
+
 @pytest.mark.parametrize(
     ("program", "flags", "named"),
     [
@@ -115,6 +122,8 @@ def test_pruning_that_does_not_end_is_told() -> None:
             ["--start_learning_rate", 9, "--epochs_for_lars", 3],
             ["--start_learning_rate", "--epochs_for_lars"],
         ),
+        ("resnet", ["--optimizer", "Adam", "--momentum", 0.5], ["--momentum"]),
+        ("resnet", ["--optimizer", "LARS", "--momentum", 0.5], []),
         ("resnext", ["--enable_lars", "--base_learning_rate", 0.5], ["--base_lr"]),
         ("resnext", ["--enable_lars", "--base_learning_rate", 0.256], ["--base_lr"]),
         ("resnext", ["--pruning_final_sparsity", 0.7], ["--pruning_final_sparsity"]),
@@ -128,8 +137,9 @@ def test_pruning_that_does_not_end_is_told() -> None:
     ],
 )
 def test_flags_that_are_not_read_are_told(program: str, flags: list[object], named: list[str]) -> None:
+    is_lars = "--enable_lars" in flags  # which has epochs of its own
     warnings = plan_of(program, "-te", 90, *flags).warnings
-    assert sorted(text.partition(" ")[0] for text in warnings) == sorted(named)
+    assert sorted(text.partition(" ")[0] for text in warnings) == sorted([*named, *["--epochs"] * is_lars])
 
 
 def test_the_plan_of_folders_counts_them(folders: Path) -> None:

@@ -3,12 +3,14 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gaudi_apps import resnet_train
 from gaudi_apps.cli.flag_rules import parse_config
 from gaudi_apps.detection.config import SSDConfig
+from gaudi_apps.mxnet.config import SSDMXNetConfig
 from gaudi_apps.runtime.errors import ConfigFileError
 from gaudi_datasets.errors import FlagError, MissingInputError
 
@@ -131,3 +133,21 @@ def test_a_boolean_of_a_file_wins_over_presets_and_recipes(tmp_path: Path, is_on
         resnet_train.ResNetConfig, ["--config", str(path)], prog="resnet_train", description="", choose=choose
     )
     assert (config.training.zero_gamma, config.report.no_evaluate) == (is_on, is_on)
+
+
+@pytest.mark.parametrize("glue", [" ", "="])
+@pytest.mark.parametrize("dashes", ["-", "--"])
+def test_files_and_presets_are_read_by_each_spelling(tmp_path: Path, dashes: str, glue: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("weight_decay: 0.5\n")
+
+    def parse_words(config: type[Any], text: str) -> Any:
+        return parse_config(config, text.split(" "), prog="x", description="")
+
+    config = parse_words(resnet_train.ResNetConfig, f"{dashes}config{glue}{path}")
+    assert config.training.weight_decay == 0.5
+    with pytest.raises(MissingInputError):
+        parse_words(resnet_train.ResNetConfig, f"{dashes}config{glue}{path}.gone")
+    expected = parse_words(SSDMXNetConfig, "--system C4140")
+    assert parse_words(SSDMXNetConfig, f"{dashes}system{glue}C4140") == expected
+    assert expected != parse_words(SSDMXNetConfig, "--seed 0")

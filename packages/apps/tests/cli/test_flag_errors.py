@@ -104,6 +104,26 @@ def test_a_plan_with_clean_is_of_a_new_run(run: Run, tmp_path: Path, program: st
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
+@pytest.mark.parametrize("name", ["GAUDI_RUN_RESTART", "SLURM_RESTART_COUNT"])
+@pytest.mark.parametrize("program", ["ssd_train", "ssd_mxnet_train", "resnet_train", "resnext_train"])
+def test_a_run_that_is_started_again_is_not_cleaned_again(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, name: str
+) -> None:
+    seen: list[bool] = []
+    module = importlib.import_module(f"gaudi_apps.{program}")
+    monkeypatch.setattr(type(module.PROGRAM), "print_plan", lambda self, config, *_: seen.append(config.run.clean))
+    (tmp_path / "flags.yaml").write_text("clean: true")
+    command = ("--use_fake_data", "--mode", "plan", "--model_dir", tmp_path)
+    for flags in (["--clean"], ["--config", tmp_path / "flags.yaml"]):
+        for restarts in ("", "0", "1"):
+            monkeypatch.setenv(name, restarts)
+            err = run(program, *command, *flags).err
+            assert [line for line in err.splitlines() if "--clean" in line and "restart 1" in line] == (
+                [err.splitlines()[0]] if restarts == "1" else []
+            )
+    assert seen == [True, True, False] * 2
+
+
 def test_the_original_workers_of_a_machine_ask_for_nothing_by_themselves(run: Run, tmp_path: Path) -> None:
     command = ("ssd_train", "-f", "--mode", "plan", "--json", "--model_dir", tmp_path)
     assert run(*command, "--num_workers_per_hls", 8).out == run(*command).out

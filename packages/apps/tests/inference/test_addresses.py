@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from gaudi_apps.inference import addresses
 from gaudi_apps.inference.addresses import Address, fetch_image, parse_address
 from gaudi_apps.inference.media import VideoWriter, find_files, is_live, is_video, read_encoded, read_frames
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, TransferError
+from gaudi_datasets.fetching.downloads import Download
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def test_a_file_whose_name_is_a_number_is_a_file(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    "text", ["ftp://a.example/b.jpg", "file:///etc/passwd", "http://", "http://a b/c", "http://[x"]
+    "text", ["ftp://a.example/b.jpg", "file:///etc/passwd", "http://", "http://a b/c", "http://[x", "http://a:99999/x"]
 )
 def test_other_schemes_and_broken_addresses_are_refused(text: str) -> None:
     with pytest.raises(FlagError) as refused:
@@ -126,6 +128,14 @@ def test_what_a_server_cannot_give_is_named(
     with pytest.raises(DataError) as too_large:
         fetch_image(Address(f"{base}/large.png"))
     assert "50" in str(too_large.value)
+
+    def fail(self: object, download: Download) -> None:
+        raise TransferError(f"cannot parse {download.url}", path=download.url)
+
+    monkeypatch.setattr(addresses.Fetcher, "fetch", fail)
+    with pytest.raises(TransferError) as failed:
+        fetch_image(Address("http://me:hunter2@a.example/x.jpg?token=abc"))
+    assert not {"hunter2", "abc"} & set(re.split(r"\W", str(failed.value)))
 
 
 def test_an_image_that_never_ends_is_given_up(

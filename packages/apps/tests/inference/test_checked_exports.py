@@ -8,6 +8,7 @@ import pytest
 
 from gaudi_apps.inference import exported_models
 from gaudi_apps.inference.exported_models import choose_export
+from gaudi_apps.inference.exporter import list_kinds
 from gaudi_apps.inference.predictor import find_export, read_model
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_distributed.devices.machine import name_processor
@@ -156,3 +157,7 @@ def test_what_cannot_be_run_here_is_left_out_and_named(
     chosen = choose_export(run, "a", "auto")
     assert chosen is not None
     assert chosen.folder.name == "openvino-bf16"
+
+
+def test_a_kind_that_is_asked_for_twice_is_one() -> None:
+    assert list_kinds(("onnx", "onnx"), ("fp32", "fp32")) == [("onnx", "fp32")]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +43,27 @@ def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
     for name, extra in (("nncf", "openvino"), ("onnxruntime", "export")):
         with pytest.raises(MissingExtraError, match=rf"gaudi-apps\[{extra}\]"):
             import_runtime(name)
+
+
+class Means(tf.Module):
+    """Return the mean of each image, after some work."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 64, 64, 3], tf.float32, name="images")])
+    def compute(self, images: Any) -> Any:
+        return {"means": tf.reduce_mean(tf.nn.avg_pool2d(images, 9, 1, "SAME"), [1, 2, 3])}
+
+
+def test_threads_that_share_an_interpreter_wait_for_each_other(tmp_path: Path) -> None:
+    network = Means()
+    signatures = [network.compute.get_concrete_function()]
+    converter = tf.lite.TFLiteConverter.from_concrete_functions(signatures, network)
+    (tmp_path / "model.tflite").write_bytes(converter.convert())
+    model = open_exported(tmp_path, "tflite", "fp32", bytes, threads=1)
+
+    def use(number: int) -> list[Any]:
+        images = [np.full([64, 64, 3], number, np.float32)] * number
+        return [model.compute(images)["means"] for _ in range(60)]
+
+    with ThreadPoolExecutor(2) as pool:
+        for number, found in zip((3, 4), pool.map(use, (3, 4)), strict=True):
+            np.testing.assert_allclose(found, np.full([60, number], number), rtol=1e-5)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from gaudi_apps.cli.flag_rules import check_bounds
 from gaudi_apps.cli.flags import ParityFlags, check_parity
 from gaudi_apps.runtime.errors import OtherSideError
+from gaudi_apps.training import comparisons as module
 from gaudi_apps.training.comparisons import other_arguments, recorded_side
 from gaudi_datasets.errors import FlagError
 
@@ -76,6 +79,21 @@ def test_what_the_other_side_said_last_is_told_with_its_status() -> None:
     ):
         pass
     assert caught.value.exit_status == 66
+
+
+@pytest.mark.parametrize("start", [partial(module._record, text=""), module._run])
+def test_processes_that_are_compared_are_no_ranks_of_this_run(
+    start: Callable[[list[str]], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process is rank 0 of `gaudi-run --np 1`, and has joined; what the user has set is kept."""
+    names = {"GAUDI_RUN_COORDINATOR", "GAUDI_RUN_TOKEN", "GAUDI_RUN_ENGINE", "GAUDI_RUN_WORKER", "TF_CONFIG"}
+    names |= {"HOROVOD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}
+    for name in (*names, "GAUDI_RUN_STALL_SECONDS"):
+        monkeypatch.setenv(name, "1")
+    code = (
+        f"import os, sys; sys.exit({names} & {{*os.environ}} != set() or 'GAUDI_RUN_STALL_SECONDS' not in os.environ)"
+    )
+    start([sys.executable, "-c", code])
 
 
 def test_arguments_of_the_other_side_end_the_list_of_this_one() -> None:

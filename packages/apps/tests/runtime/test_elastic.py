@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +17,17 @@ import pytest
 from gaudi_apps import ssd_train
 from gaudi_apps.cli.flags import DistributionFlags
 from gaudi_apps.cli.launch import check_elastic
+from gaudi_apps.detection.application import SSDApplication
 from gaudi_apps.runtime.errors import FailureReporter, RanksChangedError
 from gaudi_apps.runtime.session import ElasticState
 from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.training.checkpoint import Checkpoint
 from gaudi_apps.training.recipe import Choice, Recipe
+from gaudi_apps.training.run import _share_clean
 from gaudi_datasets.errors import FlagError
 from gaudi_distributed.cluster.rendezvous import SCOPE, WORKER, RendezvousClient, RendezvousServer
+
+run_ranks = runpy.run_path(str(Path(__file__).parents[1] / "ranks_in_threads.py"))["run_ranks"]
 
 Tell = Callable[[int, "dict[str, str] | None"], None]
 
@@ -106,6 +113,23 @@ def test_the_next_round_has_the_length_that_was_fitted(
     config = ssd_train.PROGRAM.parse(["--use_fake_data", *flags, "--minutes", "10", "--model_dir", str(tmp_path)])
     ssd_train.PROGRAM._compute_rounds("train", config, FailureReporter())
     assert seen == [(0, False, True), (77, True, False)]
+
+
+def test_who_joins_a_run_that_was_cleaned_does_not_clean_it() -> None:
+    """Worker 2 is new, and all workers have the same flags."""
+    flags = ("--use_fake_data", "--use_horovod", "--global_batch_size", "8", "--device", "cpu", "--clean")
+    config = ssd_train.PROGRAM.parse(flags)
+    kept = replace(config, run=replace(config.run, clean=False))
+    for first, cleans in ((kept, False), (config, True)):  # who was in the round before is rank 0
+        apps = [SSDApplication(each, Distribution()) for each in (first, config)]
+
+        def share(rank: Any, apps: list[SSDApplication] = apps) -> tuple[bool, bool]:
+            app = apps[rank.rank]
+            session: Any = SimpleNamespace(app=app, communicator=rank, settings=app.settings)
+            _share_clean(session)
+            return app.config.run.clean, session.settings.clean
+
+        assert run_ranks(2, share) == [(cleans, cleans)] * 2
 
 
 @pytest.mark.parametrize("moment", ["round", "between"])

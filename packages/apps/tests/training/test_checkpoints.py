@@ -345,3 +345,38 @@ def test_values_of_another_type_are_damage(tmp_path: Path, metadata: Any) -> Non
         load_checkpoint(folder.path(2))
     assert folder.path(2).name in str(raised.value)
     assert folder.load_newest().step == 1
+
+
+def test_no_checkpoint_is_saved_without_the_id_of_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = tmp_path / checkpoints.RUN_FILE
+    record.write_text(json.dumps({"id": "a", "settings": {}}))
+    folder = CheckpointFolder(tmp_path / "checkpoints", keep=1)
+    folder.save(1, make_tensors(), {})
+
+    def fail(path: Path) -> bytes:
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "read_file", fail)
+        with pytest.raises(OSError) as caught:
+            folder.save(2, make_tensors(), {})
+    assert (caught.value.errno, caught.value.filename) == (errno.ESTALE, str(record))
+    content = record.read_bytes()
+    record.write_text("{")
+    with pytest.raises(DataError) as damaged:
+        folder.save(2, make_tensors(), {})
+    assert damaged.value.path == str(record)
+    record.write_bytes(content)
+    assert folder.load_newest().step == 1
+
+
+def test_an_error_of_the_library_of_tensors_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path) -> Any:
+        raise OSError("Input/output error (os error 5)")  # as safetensors does, in Rust
+
+    folder = CheckpointFolder(tmp_path)
+    folder.save(2, {"a": np.zeros(3)}, {})
+    monkeypatch.setattr("gaudi_apps.training.checkpoint.load_file", fail)
+    with pytest.raises(OSError) as caught:
+        load_checkpoint(folder.path(2))
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(folder.path(2) / "state.safetensors"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import runpy
 import shutil
@@ -314,6 +315,41 @@ def test_a_flag_that_contradicts_the_network_of_the_run_is_refused(tmp_path: Pat
             parse(*flags, f"--{name}", value)
         assert (refused.value.field, refused.value.path, refused.value.exit_status) == (name, str(tmp_path), 78)
         assert f"{name} {settings[name]!r}" in str(refused.value.args[0])
+
+
+@pytest.mark.parametrize(
+    ("trained", "flags", "is_taken"),
+    [
+        ("resnet50_v1.5", ["--model", "resnet50"], True),
+        ("resnet50", ["--model", "resnet50_v1.5"], True),
+        ("resnet50_v1.5", ["--model", "resnet101"], False),
+        ("resnet50_v1.5", ["--keras_applications_model", "ResNet50V2"], False),
+    ],
+)
+def test_a_network_is_known_by_each_of_its_names(
+    tmp_path: Path, trained: str, flags: list[str], is_taken: bool
+) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"settings": {"model": trained}}))
+    refused = contextlib.nullcontext() if is_taken else pytest.raises(RunChangedError)
+    with refused as caught:
+        resnet_train.PROGRAM.parse(["--mode", "export", "--model_dir", str(tmp_path), *flags])
+    assert is_taken or caught.value.field == "model"
+
+
+def test_a_batch_by_its_former_name_is_given(clothes: Path) -> None:
+    former, named = (resnet_train.PROGRAM.parse(["--data", str(clothes), *f]) for f in (["-nbs", "4"], ["-bs", "4"]))
+    assert former == named
+
+
+def test_an_evaluation_of_other_data_uses_the_type_of_the_run(
+    clothes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gaudi_apps.cli.program.find_host", lambda flags: Host("cpu", 2, has_bf16=True))
+    monkeypatch.setattr("gaudi_apps.training.recipe.find_host", lambda flags: Host("cpu", 2, has_bf16=True))
+    (tmp_path / "run.json").write_text(json.dumps({"settings": {"dtype": "fp32"}}))
+    for mode in ("eval", "export"):
+        config = resnet_train.PROGRAM.parse(["--mode", mode, "--model_dir", str(tmp_path), "--data", str(clothes)])
+        assert (mode, config.device.dtype) == (mode, "fp32")
 
 
 @pytest.mark.parametrize("mode", ["predict", "export", "eval"])

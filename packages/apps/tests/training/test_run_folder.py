@@ -5,12 +5,14 @@ import multiprocessing
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from gaudi_apps.runtime.errors import RunChangedError, RunInUseError
+from gaudi_apps.runtime.session import LOG, SUMMARIES, Session
 from gaudi_apps.training import checkpoint, run
 from gaudi_apps.training.checkpoint import MANIFEST, CheckpointFolder, load_checkpoint
 from gaudi_apps.training.recipe import Choice, Recipe, read_recipe
@@ -366,3 +368,21 @@ def test_validation_data_belongs_to_a_run(tmp_path: Path) -> None:
     path = tmp_path / "run" / "validation_data.json"
     path.write_text(path.read_text().replace('"a"', '"c"'))  # what is damaged tells nothing
     folder.require_validation("val", data)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_files_of_others_beside_logs_are_not_the_run_s(tmp_path: Path, size: int) -> None:
+    begin(tmp_path)
+    logs = [f"worker_1/{name}" for name in (LOG, run.HISTORY, run.EVALUATIONS)]
+    event, trace = f"{SUMMARIES}/events.out.tfevents.1.host.2.0.v2", f"{SUMMARIES}/plugins/profile/now/host.xplane.pb"
+    others = ["worker_pool/thesis.txt", "worker_2/log.txt", "worker_1/notes.txt", f"{SUMMARIES}/notes.txt"]
+    for name in (*logs, event, trace, f"worker_1/{event}", *others):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    folder, ranks = RunFolder(tmp_path), SimpleNamespace(size=size)
+    known = SimpleNamespace(is_root=True, model_dir=tmp_path, folder=folder, communicator=ranks)
+    Session.register_logs(cast(Session, known))
+    own = {event, trace} | ({*logs, f"worker_1/{event}"} if size == 2 else set())
+    assert {*json.loads((tmp_path / RUN_FILE).read_text())["files"]} == {*FILES, *own}
+    folder.clean()
+    assert all((tmp_path / name).exists() for name in others)

@@ -204,12 +204,15 @@ def test_a_run_that_is_stopped_saves_its_step_and_goes_on(
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     flags = ("--steps", 5, "--ema_decay", 0.5)
     assert train(whole, *flags).status == 0
+    # As typed, where a restart or a round of an elastic run has left --clean out.
+    typed = ["--clean"] * (number == signal.SIGHUP)
+    monkeypatch.setattr("sys.argv", ["ssd_train", *typed])
     stop_after(3, number, monkeypatch)
     done = train(broken, *flags, scored=True)
     assert done.status == 75
     assert done.err.splitlines()[-1] == f"ssd_train: error: {done.error}"
     assert f" by {number.name} after step 3, " in str(done.error)
-    assert done.error.remedy.endswith("command continues")
+    assert done.error.remedy.endswith("command without --clean continues" if typed else "command continues")
     assert list_steps(broken) == [2, 3]
     assert not (broken / "evaluation.json").exists()
     done = train(broken, *flags)

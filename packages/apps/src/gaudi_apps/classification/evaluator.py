@@ -268,7 +268,7 @@ def print_figures(predictions: Predictions, class_names: Sequence[str], console:
     for label in order:
         right, images = int(confusion[label, label]), int(confusion[label].sum())
         share = f"{right / images:.3f}" if images else "-"
-        table.add_row(class_names[label].replace("[", r"\["), f"{right}", f"{images}", share)
+        table.add_row(class_names[label], f"{right}", f"{images}", share)
     console.print(table)
 
 
@@ -281,7 +281,7 @@ def draw_report(folder: Path, source: ClassificationSource, predictions: Predict
     folder.mkdir(parents=True, exist_ok=True)
     confusion = predictions.confusion(len(source.class_names))
     shown = np.sort(_order_by_accuracy(confusion)[:SHOWN_CLASSES])
-    names = [source.class_names[label] for label in shown]
+    names = [source.class_names[label].replace("$", r"\$") for label in shown]  # of matplotlib's formulas
     plot_accuracy(folder / ACCURACY, confusion, shown, names)
     plot_confusion(folder / CONFUSION, confusion[np.ix_(shown, shown)], names)
     return [folder / ACCURACY, folder / CONFUSION, *_draw_mistakes(folder, source, predictions)]

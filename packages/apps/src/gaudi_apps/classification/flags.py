@@ -18,7 +18,7 @@ from gaudi_datasets.fetching.stores import find_copy
 IMAGENET_TRAIN_IMAGES = 1281167
 IMAGENET_CLASSES = 1000
 PROBABILITIES = "probabilities"  # the output of an export
-_PRUNING = ("pruning_method", "polynomial_decay")
+_PRUNING = ("pruning_method", ("polynomial_decay",))
 LISTED = 5  # classes of an image that are listed at most, and that top-5 accuracy counts
 
 RateKind = Literal["piecewise", "polynomial", "constant", "cosine", "cyclical"]

@@ -127,7 +127,7 @@ def _list_warnings(
     if late:
         yield f"the drop at step {', '.join(late)} is not reached: the run ends at step {total_steps}"
     pruning = config.learning.pruning
-    if pruning is not None and pruning.pruning_end_step > total_steps:
+    if pruning is not None and pruning.pruning_end_step >= total_steps:  # steps are counted from 0
         yield (
             f"pruning ends at step {pruning.pruning_end_step}, the run at step {total_steps}: it does not come to "
             f"{pruning.pruning_final_sparsity:g}; lower --pruning_end_step"

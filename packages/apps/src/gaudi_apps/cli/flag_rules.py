@@ -10,7 +10,6 @@ checked the same way.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import difflib
 import math
@@ -25,7 +24,7 @@ from typing import Any, Literal, TypeVar
 from tyro.conf import FlagCreatePairsOff
 
 from gaudi_apps.runtime.errors import ConfigFileError
-from gaudi_datasets.arguments import FormerFlag, list_given, list_typed, name_as_typed
+from gaudi_datasets.arguments import FormerFlag, list_given, list_typed, name_as_typed, replace_former_flags
 from gaudi_datasets.errors import DataError, FlagError, GaudiError, MissingInputError
 from gaudi_datasets.fetching.stores import check_records_url, is_url, refuse_url, require_plain_url
 from gaudi_datasets.flags import parse_flags
@@ -56,7 +55,8 @@ class Flag:
         finite: infinity is no value.
         short_run: value in the short runs of ``--mode verify-resume``; by default that of the user.
         of_network: it decides the form of the network: what uses the network of a run takes no other value.
-        needs: name and value of the flag without which this one has no effect.
+        same: values that mean the network of another value.
+        needs: name of a flag, and those of its values without which this one has no effect.
         per_command: it is of one command: neither config.yaml of a run nor its short runs repeat it.
         presets: by value of this flag, values of other flags, which take the place of their defaults.
         gone: values that the original program took, each with the reason that it is gone, or what to give in its place.
@@ -74,7 +74,8 @@ class Flag:
     finite: bool = True
     short_run: Any = _UNSET
     of_network: bool = False
-    needs: tuple[str, bool | str] = ("", False)
+    same: Mapping[str, str] = field(default_factory=dict, hash=False)
+    needs: tuple[str, tuple[bool | str, ...]] = ("", ())
     per_command: bool = False
     presets: Mapping[str, Mapping[str, bool | float | str]] = field(default_factory=dict, hash=False)
     gone: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -208,9 +209,9 @@ def list_idle(config: Any, **resolved: str) -> Iterator[str]:
     defaults = dict(list_flags(type(config)()))
     for name, rule in find_rules(type(config)).items():
         other, needed = rule.needs
-        if other and values[name] != defaults[name] and values[other] != needed:
-            text = f"--{name} has no effect {'with' if needed is False else 'without'} --{other}"
-            yield text if isinstance(needed, bool) else f"{text} {needed}"
+        if other and values[name] != defaults[name] and values[other] not in needed:
+            shown = " ".join((f"--{other}", " or ".join(each for each in needed if isinstance(each, str)))).rstrip()
+            yield f"--{name} has no effect {'with' if needed == (False,) else 'without'} {shown}"
 
 
 def make_short_run(config: Any, steps: int) -> dict[str, Any]:
@@ -361,7 +362,11 @@ def parse_config(
     given = [*from_file, *argv]
     complete = [*_list_preset(config_class, given), *given]
     config = _parse(config_class, complete, prog=prog, description=description, former_flags=former_flags)
-    chosen = [] if choose is None else choose(config, list_given(given, config_class))
+    chosen = (
+        []
+        if choose is None
+        else choose(config, list_given(replace_former_flags(given, former_flags, config_class), config_class))
+    )
     if not chosen:
         return config
     return _parse(config_class, [*chosen, *complete], prog=prog, former_flags=former_flags)
@@ -401,10 +406,14 @@ def _read_file(
     config_class: type[Any], argv: Sequence[str], former_flags: Sequence[FormerFlag]
 ) -> tuple[Path | None, list[str]]:
     """Return the file that --config names, and its flags."""
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--config", nargs="?")
-    path = finder.parse_known_args(argv)[0].config
+    path = _find_last(argv, config_class, "--config")
     return (None, []) if path is None else (Path(path), read_flags(Path(path), config_class, former_flags))
+
+
+def _find_last(argv: Sequence[str], config_class: type[Any], flag: str) -> str | None:
+    """Find the value that a flag has in the end, by any of its names."""
+    values = [found for name, _, found in list_typed(argv, config_class) if name == flag]
+    return values[-1][0] if values and values[-1] else None
 
 
 def _list_preset(config_class: type[Any], argv: Sequence[str]) -> list[str]:
@@ -413,9 +422,7 @@ def _list_preset(config_class: type[Any], argv: Sequence[str]) -> list[str]:
     for name, flag in find_rules(config_class).items():
         if not flag.presets:
             continue
-        finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        finder.add_argument(f"--{name}", nargs="?")
-        chosen = getattr(finder.parse_known_args(argv)[0], name)
+        chosen = _find_last(argv, config_class, f"--{name}")
         if chosen is None:
             continue
         if chosen not in flag.presets:

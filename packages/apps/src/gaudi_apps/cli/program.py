@@ -9,13 +9,13 @@ import re
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from gaudi_apps.cli.flag_rules import check_bounds, check_urls, list_flags, naming_as_typed, parse_config, select_flags
+from gaudi_apps.cli.flag_rules import check_bounds, check_urls, find_rules, list_flags, naming_as_typed, parse_config
 from gaudi_apps.cli.flags import USING, ParityFlags, ScalingFlags
 from gaudi_apps.cli.launch import (
     FindDevice,
@@ -37,7 +37,7 @@ from gaudi_datasets.fetching.stores import find_copy, is_url
 from gaudi_distributed import choose_device
 from gaudi_distributed.cluster.rank_info import detect_rank, is_launched
 from gaudi_distributed.cluster.rendezvous import RendezvousClient, is_elastic
-from gaudi_ops.program import exit_on_error
+from gaudi_ops.program import exit_on_error, say
 
 if TYPE_CHECKING:
     from gaudi_apps.runtime.session import ElasticState
@@ -96,6 +96,7 @@ class Program(ABC):
             FailureReporter(self.prog, debug=debug) as reporter,
             naming_as_typed(self.config, arguments, self.former_flags),
         ):
+            arguments = self.keep_run(arguments)
             config = self.parse(arguments)
             mode = self.find_mode(config)
             if mode == "train":  # which reports all that it does; no other mode has a bound in time
@@ -113,16 +114,32 @@ class Program(ABC):
                     _upload_results(mode, app)
         sys.exit(0)
 
-    def parse(self, arguments: Sequence[str]) -> Any:
-        """Return the flags, complete and validated."""
-        config = parse_config(
+    def keep_run(self, arguments: Sequence[str]) -> list[str]:
+        """Return the arguments, without --clean where the run is started again: it goes on from what it has saved."""
+        if not any("RESTART" in name for name in os.environ):  # the import takes time, which --help does not need
+            return [*arguments]
+        from gaudi_distributed.launch.planning import count_restarts
+
+        restarts = count_restarts(os.environ)
+        if not restarts or not self._parse(arguments).run.clean:
+            return [*arguments]
+        if detect_rank(os.environ).rank == 0:
+            say(f"--clean has no effect: the run goes on, this is restart {restarts} of it", error=True)
+        return [*arguments, "--no_clean"]
+
+    def _parse(self, arguments: Sequence[str], choose: Callable[[Any, frozenset[str]], list[str]] | None = None) -> Any:
+        return parse_config(
             self.config,
             arguments,
             prog=self.prog,
             description=self.description,
             former_flags=self.former_flags,
-            choose=self._fill,
+            choose=choose,
         )
+
+    def parse(self, arguments: Sequence[str]) -> Any:
+        """Return the flags, complete and validated."""
+        config = self._parse(arguments, self._fill)
         completed = fill_distribution_flags(config.distribution, os.environ, _device_finder(config))
         config = replace(config, distribution=completed)
         self.validate(config)
@@ -170,7 +187,7 @@ class Program(ABC):
             found = read_recipe(find_copy(config.run.model_dir), given, minutes, config.run.steps, program=self.prog)
         if found is not None:
             self.recipe = found
-        elif flags.data is not None and flags.recipe == "auto":
+        elif flags.data is not None and flags.recipe == "auto" and mode != "eval":  # whose run has no recipe
             filled = fill_distribution_flags(config.distribution, os.environ, _device_finder(config))
             workers = count_workers(filled.to_distribution(), os.environ, _device_finder(config))
             self.recipe = self.choose_recipe(replace(config, distribution=filled), given, workers)
@@ -266,7 +283,7 @@ def open_trainer(program: str, **flags: Any) -> Iterator[Trainer]:
     found = _find_program(program)
     arguments = [*_write_flags({**flags, "mode": "train"})]
     with naming_as_typed(found.config, arguments, found.former_flags):
-        config = found.parse(arguments)
+        config = found.parse(found.keep_run(arguments))
     with contextlib.ExitStack() as stack:
         reporter = stack.enter_context(FailureReporter(program))
         reporter.begin("start")
@@ -361,9 +378,11 @@ def _refuse_other_network(config: Any, given: frozenset[str]) -> None:
 
     folder = find_copy(config.run.model_dir)
     settings = read_run_record(folder).get("settings", {})
+    rules = find_rules(type(config))
     for name, value in list_flags(config):
-        if name in given and name in select_flags(type(config), "of_network") and settings.get(name, value) != value:
-            wrong = f"the run there has {name} {settings[name]!r}, this one {value!r}"
+        rule, found = rules[name], settings.get(name, value)
+        if name in given and rule.of_network and rule.same.get(found, found) != rule.same.get(value, value):
+            wrong = f"the run there has {name} {found!r}, this one {value!r}"
             raise RunChangedError(wrong, path=folder, field=name, remedy="leave it out, or give another --model_dir")
 
 
@@ -401,8 +420,8 @@ def _check_minutes(config: Any, mode: str, given: frozenset[str]) -> None:
         return
     if mode not in ("train", "plan"):
         raise FlagError(f"--minutes: is for --mode train and plan; mode is {mode}", flag="--minutes")
-    if length := given.intersection(select_flags(type(config), "length")):
-        raise FlagError(f"--minutes: contradicts --{min(length)}", flag="--minutes", remedy="leave one of them out")
+    if length := next((name for name, rule in find_rules(type(config)).items() if rule.length and name in given), ""):
+        raise FlagError(f"--minutes: contradicts --{length}", flag="--minutes", remedy="leave one of them out")
 
 
 def check_scaling(flags: ScalingFlags, mode: str) -> None:

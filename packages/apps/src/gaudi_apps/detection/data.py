@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +27,7 @@ from gaudi_models.architectures import SSDArchitecture
 from gaudi_ops import SSD300, DefaultBoxSpec, decode_boxes
 
 if TYPE_CHECKING:
-    from gaudi_datasets.detection.sources import DetectionSource
+    from gaudi_datasets.detection.sources import CocoSource, DetectionSource
 
 
 Split = Literal["train", "val", "test"]
@@ -127,12 +128,13 @@ def describe_emphasis(config: SSDConfig) -> dict[str, Any]:
 def open_source(config: SSDConfig, split: Split) -> DetectionSource:
     """Open a split: of --data, of records in --data_dir, or of the files that annotations name, in the same order.
 
+    Files of the other split, where flags name them, tell how turned images are read where those of the split do not.
+
     Raises:
         MissingInputError: no flag names the data, or the data is not there.
         DataError: the data is damaged.
     """
-    from gaudi_datasets.detection.coco import read_coco
-    from gaudi_datasets.detection.sources import CocoSource, RecordSource
+    from gaudi_datasets.detection.sources import RecordSource
 
     data = config.data
     if config.recipe.data is not None:
@@ -144,14 +146,27 @@ def open_source(config: SSDConfig, split: Split) -> DetectionSource:
         return source
     if data.data_dir is not None:
         return RecordSource(data.data_dir, split)
-    annotations, images = data.train_annotations, data.train_images
+    files, others = (data.train_annotations, data.train_images), (data.val_annotations, data.val_images)
     if split == "val":
-        annotations, images = data.val_annotations, data.val_images
-    if annotations is None or images is None:
+        files, others = others, files
+    found = _open_files(*files, keep_empty=split == "val")
+    if found is None:
         raise MissingInputError(
             f"--data_dir, --{split}_annotations: not given; one of them must name the {split} images"
         )
-    return CocoSource(read_coco(annotations), images, keep_empty=split == "val")
+    with contextlib.suppress(MissingInputError):  # an evaluation may be where the training images are not
+        found.follow(filter(None, [_open_files(*others, keep_empty=split != "val")]))
+    return found
+
+
+def _open_files(annotations: str | None, images: str | None, *, keep_empty: bool) -> CocoSource | None:
+    """Open the files that flags name; None where they name none."""
+    from gaudi_datasets.detection.coco import read_coco
+    from gaudi_datasets.detection.sources import CocoSource
+
+    if annotations is None or images is None:
+        return None
+    return CocoSource(read_coco(annotations), images, keep_empty=keep_empty)
 
 
 def find_split(mode: str) -> Split:

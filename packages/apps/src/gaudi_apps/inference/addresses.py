@@ -122,7 +122,8 @@ def parse_address(text: str) -> Address | None:
         return None
     address = Address(text)
     try:
-        is_whole = bool(urlsplit(text).hostname) and text.isprintable() and " " not in text
+        parts = urlsplit(text)
+        is_whole = bool(parts.hostname) and parts.port != 0 and text.isprintable() and " " not in text
     except ValueError:
         is_whole = False
     if scheme.lower() not in SCHEMES or not is_whole:
@@ -160,8 +161,9 @@ def fetch_image(address: Address) -> bytes:
             if stop.is_set():
                 message = f"takes more than {IMAGE_SECONDS:g} seconds"
                 raise TransferError(message, path=str(address), remedy=_REMEDY) from None
-            # The address as it was given may hold a password.
-            raise type(error)(*error.args[:1], path=str(address), remedy=error.remedy) from None
+            # The address as it was given may hold a password, also in the words of a library.
+            words = _SECRET.sub(r"\1***", re.sub(r"://[^/\s]*@", "://", str(error.args[0])))
+            raise type(error)(words, path=str(address), remedy=error.remedy) from None
         finally:
             timer.cancel()
         return read_file(path)

@@ -6,12 +6,11 @@ Only a SavedModel imports TensorFlow.
 from __future__ import annotations
 
 import hashlib
-import importlib
+import importlib.util
 import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from importlib import util
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
@@ -229,13 +228,14 @@ class TFLiteModel(ExportedModel):
             self.runtime, library = "tensorflow lite", import_runtime("tensorflow").lite
         try:
             opened = library.Interpreter(model_content=read_file(path), num_threads=self.threads)
-            self._run = opened.get_signature_runner()
+            self._run, self._lock = opened.get_signature_runner(), Lock()
         except (RuntimeError, ValueError) as error:
             raise refuse_file(path, error) from None
 
     def compute(self, inputs: Inputs) -> Arrays:
-        """Compute a batch at once."""
-        return dict(self._run(images=np.asarray(inputs, np.float32)))
+        """Compute a batch at once; other threads wait: the interpreter has one set of tensors."""
+        with self._lock:
+            return dict(self._run(images=np.asarray(inputs, np.float32)))
 
 
 class SavedModel(ExportedModel):
@@ -435,7 +435,7 @@ def _list_usable(model_dir: Path, sha256: str, runtime: RuntimeFlag) -> list[Che
     for one in _list_checked(model_dir, sha256):
         if runtime not in ("auto", one.runtime):
             continue
-        missing = next((name for name in NEEDED[one.runtime] if util.find_spec(name) is None), "")
+        missing = next((name for name in NEEDED[one.runtime] if importlib.util.find_spec(name) is None), "")
         reason = f"{missing} is not installed" if missing else find_obstacle(one.format, one.manifest["precision"])
         if reason:
             say(f"{one.folder.name}: left out ({reason})", error=True)

@@ -140,7 +140,7 @@ def find_threads() -> int:
 
 
 def list_kinds(formats: Sequence[ExportFormat], precisions: Sequence[ExportPrecision]) -> list[ExportKind]:
-    """List the exports of some formats, each in those of the precisions that it has.
+    """List the exports of some formats, each in those of the precisions that it has, and once.
 
     Raises:
         FlagError: a format has none of them.
@@ -152,7 +152,7 @@ def list_kinds(formats: Sequence[ExportFormat], precisions: Sequence[ExportPreci
                 flag="--export_precision",
                 remedy=f"add {' or '.join(EXPORT_PRECISIONS[name])}, or leave out --export_format {name}",
             )
-    return [ExportKind(name, one) for name in formats for one in precisions if one in EXPORT_PRECISIONS[name]]
+    return [*dict.fromkeys(ExportKind(n, one) for n in formats for one in precisions if one in EXPORT_PRECISIONS[n])]
 
 
 def choose_calibration(source: Any, count: int, seed: int) -> list[bytes]:

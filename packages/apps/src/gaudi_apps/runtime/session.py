@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 WORKER, LOG = "worker_{}", "log.txt"
 SUMMARIES = "summaries"
+_WORKER_FILES = (LOG, "history.jsonl", "evaluations.jsonl")  # see gaudi_apps.training.run
+_SUMMARY_FILES = ("events.out.tfevents.*", "plugins/profile/*/*", "trace.json")  # TensorBoard's, and traces
 OURS = ("gaudi_apps", "gaudi_datasets", "gaudi_distributed", "gaudi_models", "gaudi_ops")
 OTHERS = ("horovod", "numpy")  # besides those of the framework
 
@@ -127,9 +129,12 @@ class Session:
     def register_logs(self) -> None:
         """Register as the run's own what TensorBoard's writers made, and what other ranks wrote here."""
         if self.is_root:
-            folders = [self.model_dir / SUMMARIES, *self.model_dir.glob(WORKER.format("*"))]
-            paths = (path for folder in folders for path in folder.rglob("*"))
-            self.folder.register_files(*(path for path in paths if path.is_file()))
+            # By their names, for --clean removes them: files of others may lie beside them, as in a project.
+            workers = [self.model_dir / WORKER.format(rank) for rank in range(1, self.communicator.size)]
+            found = [worker / name for worker in workers for name in _WORKER_FILES]
+            for folder in (self.model_dir, *workers):
+                found += [path for name in _SUMMARY_FILES for path in (folder / SUMMARIES).glob(name)]
+            self.folder.register_files(*(path for path in found if path.is_file()))
 
     def require_equal_start(self, data: str = "") -> None:
         """Compare over the ranks what they are about to do, with the fingerprint of the training data.
@@ -211,7 +216,7 @@ class Session:
                 checkpoint = self.checkpoints.load_newest(report=warn)
             if checkpoint is None:
                 if self.settings.weights is not None:
-                    weights = read_initial_weights(self.settings.weights)
+                    weights = read_initial_weights(self.settings.weights, data.model_config)
                 return {"model_config": self.app.describe_model(data, weights), "step": 0, "run_state": {}}
             require_classes(checkpoint.metadata, data.model_config, f"checkpoint of step {checkpoint.step}")
             state = checkpoint.run_state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
@@ -30,11 +31,9 @@ from gaudi_ops.files import (
 
 FORMAT = "gaudi-apps checkpoint"
 VERSION = 2
-TENSORS = "state.safetensors"
 CHECKPOINTS, BEST = "checkpoints", "best"  # folders of a run
 LOCAL_CHECKPOINTS = 2  # that are kept on this machine of a run in a store, which has the others
-RUN_FILE = "run.json"
-MANIFEST = "manifest.json"
+MANIFEST, TENSORS, RUN_FILE = "manifest.json", "state.safetensors", "run.json"
 _FILES = (MANIFEST, TENSORS)
 _REMEDY = "remove this checkpoint and use the one before"
 _NAME = re.compile(r"step-(\d{8,})")
@@ -200,14 +199,14 @@ class CheckpointFolder:
         """Write a checkpoint, remove those that are too many, and return the new one's folder.
 
         Raises:
-            OSError: the disk is full or may not be written to; the earlier checkpoints stay.
+            OSError, DataError: the disk is full or fails, or run.json cannot be read; the earlier checkpoints stay.
         """
-        target = self.path(step)
+        target, run = self.path(step), read_run_id(self.folder.parent)
         try:
             with staging_folder(self.folder) as staging:
                 draft = staging / target.name
                 draft.mkdir()
-                _write(draft, step, tensors, metadata, run=read_run_record(self.folder.parent).get("id"))
+                _write(draft, step, tensors, metadata, run=run)
                 _publish(draft, target)
             sync_folder(self.folder)
         except OSError as error:  # whose file has a name that nobody knows
@@ -266,8 +265,7 @@ class CheckpointFolder:
         """List folders of such names; a link to one is left out."""
         if not self.folder.is_dir():
             return []
-        found = (path for path in self.folder.iterdir() if name.fullmatch(path.name))
-        return [path for path in found if path.is_dir() and not path.is_symlink()]
+        return [p for p in self.folder.iterdir() if name.fullmatch(p.name) and p.is_dir() and not p.is_symlink()]
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -294,6 +292,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
         _require_place(path, manifest, state.settings)
         return Checkpoint(manifest["step"], load_file(path / TENSORS), metadata, sha256)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        if type(error) is OSError and error.errno is None:  # the library's own has neither number nor file
+            raise OSError(errno.EIO, str(error), str(path / TENSORS)) from None
         is_lost = isinstance(error, (FileNotFoundError, IsADirectoryError))  # the file, or it never was one
         if isinstance(error, DataError) or (isinstance(error, OSError) and not is_lost):
             raise
@@ -318,9 +318,27 @@ def _require_place(path: Path, manifest: Mapping[str, Any], settings: Mapping[st
 def read_run_record(folder: Path) -> dict[str, Any]:
     """Read ``run.json`` as far as it is one, for what its checkpoints share with it; empty where there is none."""
     try:
-        found = json.loads(read_file(folder / RUN_FILE))
+        return _read_record(folder)
     except (OSError, ValueError, RecursionError):
         return {}
+
+
+def read_run_id(folder: Path) -> Any:
+    """Read the id of the run in a folder; None where there is no record, or it has none.
+
+    Raises:
+        OSError, DataError: it cannot be read now, or is damaged; a checkpoint without its id would be of another run.
+    """
+    try:
+        return _read_record(folder).get("id")
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError):
+        raise DataError("is no record of a run", path=folder / RUN_FILE, remedy="restore it from a copy") from None
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    found = json.loads(read_file(folder / RUN_FILE))
     return found if isinstance(found, dict) and isinstance(found.get("settings"), dict) else {}
 
 

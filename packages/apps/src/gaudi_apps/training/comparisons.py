@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import random
 import re
 import signal
@@ -205,7 +206,7 @@ def _begin(session: Session, data: TrainingData) -> tuple[TrainableTask, ModelCo
     if run.weights is None:
         model_config = session.app.describe_model(data, None)
         return session.build_task(model_config, averages=False), model_config, f"seed {run.device.seed}"
-    weights = read_initial_weights(run.weights)
+    weights = read_initial_weights(run.weights, data.model_config)
     model_config = session.app.describe_model(data, weights)
     task = session.build_task(model_config, averages=False)
     say(*task.load_weights(weights).describe().splitlines())
@@ -253,8 +254,17 @@ def other_arguments(flags: ParityFlags, folder: Path) -> tuple[str, ...]:
     return (*arguments, "--parity_against", f"--parity_output={folder}")
 
 
+def _list_variables() -> dict[str, str]:
+    """List the variables of a process that is no rank of the run of this one, which gaudi-run may have started."""
+    # Imported here, as most runs do not need it.
+    from gaudi_distributed.launch.planning import without_rank
+
+    return without_rank(os.environ)
+
+
 def _record(command: Sequence[str], text: str) -> None:
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    variables = _list_variables()
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=variables)
     if done.returncode:
         said = done.stderr.strip().splitlines()
         last = next((line for line in reversed(said) if "error: " in line), said[-1] if said else "no output")
@@ -363,7 +373,8 @@ def _run(
 ) -> int:
     """Run the program, say when it reports a step, and return its status; raise ResumeError if that is another one."""
     last = "it said nothing"
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    variables, merged = _list_variables(), subprocess.STDOUT
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=merged, text=True, env=variables) as process:
         for line in process.stdout or ():
             last = line.strip() or last
             if found := _STEP.match(line):

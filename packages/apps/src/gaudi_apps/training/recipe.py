@@ -223,8 +223,10 @@ def _parse_choice(entry: Mapping[str, Any]) -> Choice:
 
 
 @functools.lru_cache(maxsize=1)
-def open_once(open_data: Callable[..., Any], path: str, val_share: float, seed: int) -> Any:
+def open_once(open_data: Callable[..., Any], path: str, val_share: float, seed: int, **options: str) -> Any:
     """Open the data set of --data as it is, by the `open_data` of its kind; it is opened once in a process.
+
+    The options are what this `open_data` takes besides, such as `on_bad_image`.
 
     Raises:
         MissingInputError: it is not there.
@@ -233,7 +235,7 @@ def open_once(open_data: Callable[..., Any], path: str, val_share: float, seed: 
     """
     if not path:
         raise FlagError("--data: is empty; it must name a folder or a file", flag="--data")
-    return open_data(path, val_share=val_share, seed=seed)
+    return open_data(path, val_share=val_share, seed=seed, **options)
 
 
 def describe_found(path: str | None, found: SplitData[Any]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -44,6 +45,7 @@ from gaudi_apps.training.run_dir import (
     describe_data_change,
 )
 from gaudi_apps.training.trainer import Callback, Score, Trainer, TrainingData, require_finite
+from gaudi_datasets.arguments import is_switch_on
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.fetching.stores import is_url
 from gaudi_datasets.output_files import write_json
@@ -129,7 +131,7 @@ def _open_logged_training(session: Session, loggers: Sequence[RunLogger]) -> Ite
         )
         if name := next(asked, ""):
             _report(session)
-            command = "the same command" + " without --clean" * run.clean
+            command = "the same command" + " without --clean" * (run.clean or is_switch_on(sys.argv[1:], "clean"))
             raise StoppedError(
                 f"stopped by {name} after step {trainer.step}, which is saved", remedy=f"{command} continues"
             )
@@ -165,6 +167,8 @@ def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluato
         ConfigurationError: ranks are not alike.
         RunChangedError: the folder holds a run of other settings.
     """
+    if session.elastic.every:
+        _share_clean(session)
     session.share_recipe()
     app, run, communicator = session.app, session.settings, session.communicator
     callbacks = load_callbacks(run.callbacks)
@@ -212,6 +216,14 @@ def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluato
         steps_per_call=run.steps_per_call,
     )
     return trainer, early_stopping, evaluator
+
+
+def _share_clean(session: Session) -> None:
+    """Keep the run in the folder as rank 0 does: who joins in a later round does not know that it was cleaned."""
+    clean = broadcast_from_rank0(session.communicator, lambda: session.settings.clean)
+    if clean != session.settings.clean:
+        session.app.change_flags({"clean": clean})
+        session.settings = session.app.settings
 
 
 def _require_validation(session: Session, evaluator: Evaluator[Any], model_config: ModelConfig) -> None:

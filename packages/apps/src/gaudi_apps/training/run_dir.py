@@ -326,8 +326,8 @@ def fetch_weights(place: str | os.PathLike[str], *folders: str) -> Path:
     return fetch_copy(place, select)
 
 
-def read_initial_weights(path: str) -> WeightsFile:
-    """Read the weights that --weights names; of a run say which ones.
+def read_initial_weights(path: str, model_config: Mapping[str, Any]) -> WeightsFile:
+    """Read the weights that --weights names, without heads of other classes than the data; of a run say which ones.
 
     Raises:
         MissingInputError: the run has no checkpoint.
@@ -335,13 +335,13 @@ def read_initial_weights(path: str) -> WeightsFile:
     """
     from gaudi_models.weights import read_weights
 
-    place = fetch_weights(path)
+    place, classes = fetch_weights(path), list_class_names(model_config)
     chosen = find_run_checkpoint(place)
     if chosen is None:
-        return read_weights(place)
+        return read_weights(place).for_classes(classes)
     which = "best" if chosen.parent.name == BEST else "newest"
     say(f"{path}: weights of its {which} checkpoint, {chosen}")
-    return read_weights(chosen)
+    return read_weights(chosen).for_classes(classes)
 
 
 def write_analysis(folder: Path, analysis: Mapping[str, Any]) -> None:

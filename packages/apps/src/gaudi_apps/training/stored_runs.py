@@ -12,7 +12,7 @@ import json
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,10 +26,11 @@ from gaudi_apps.training.checkpoint import (
     TENSORS,
     CheckpointFolder,
     load_checkpoint,
+    read_run_id,
     read_run_record,
 )
 from gaudi_apps.training.run_dir import LOCK
-from gaudi_datasets.errors import DataError, GaudiError, MissingInputError, UnsafeError
+from gaudi_datasets.errors import DataError, GaudiError, MissingInputError, TransferError, UnsafeError
 from gaudi_datasets.fetching.copies import LAST_NAMES
 from gaudi_datasets.fetching.stores import find_copy, is_url, list_copies, require_plain_url
 from gaudi_datasets.fetching.uploads import WritableStore
@@ -102,6 +103,9 @@ class StoredRun:
     Args:
         url: of the run.
         folder: of the copy.
+
+    Attributes:
+        on_file: called at each file that is sent or removed, so that a slow store is told from one that hangs.
     """
 
     def __init__(self, url: str, folder: Path) -> None:
@@ -111,6 +115,7 @@ class StoredRun:
         self._files: dict[str, StoredFile] = {}
         self._whole: dict[str, set[int]] = {CHECKPOINTS: set(), BEST: set()}
         self._stored_id: Any = None
+        self.on_file: Callable[[], None] = lambda: None
 
     @cached_property
     def store(self) -> WritableStore:
@@ -137,6 +142,9 @@ class StoredRun:
             return
         own = read_run_record(self.folder).get("id")
         if own not in (None, self._stored_id):
+            if self._read_document().get("replaced") == [self._stored_id, own]:
+                warn(f"{self.url}: holds the run still that --clean replaced here; the copy on this machine is kept")
+                return
             warn(f"{self.url}: holds another run than its copy here, which is replaced")
             for path in self.folder.iterdir():
                 if path.is_dir() and not path.is_symlink():
@@ -262,6 +270,12 @@ class StoredRun:
                 found.setdefault(int(match[2]), set()).add(match[3])
         return {step for step, files in found.items() if len(files) == 2}
 
+    def _list_unfinished(self, kind: str) -> set[int]:
+        """List the steps of tensors in the store that have no manifest, as an upload leaves that does not end."""
+        found = [match for match in map(_NAME.fullmatch, self._files) if match and match[1] == kind]
+        manifests = {match[2] for match in found if match[3] == MANIFEST}
+        return {int(match[2]) for match in found if match[2] not in manifests}
+
     def _list_here(self, kind: str) -> set[int]:
         folder = CheckpointFolder(self.folder / kind)
         return {
@@ -270,7 +284,7 @@ class StoredRun:
 
     def begin(self) -> None:
         """Note what the store has, once it was fetched and other trainings are locked out; the copy is in use now."""
-        self._write_state(self._read_state(), is_whole=False)
+        self._write_state(self._read_state(), is_whole=False, replaced=self._read_document().get("replaced"))
         for kind, whole in self._whole.items():
             # One of a later step than any here could not be read; the run will come to it again.
             whole.clear()
@@ -282,11 +296,22 @@ class StoredRun:
         Args:
             keep: number of the newest checkpoints that the store keeps; None: this is no training, so that files of
                 results are brought there alone.
+
+        Raises:
+            OSError, DataError: the record of the run cannot be read, or is damaged.
         """
-        own = read_run_record(self.folder).get("id")
+        own = read_run_id(self.folder)
         if own is None:
             return
-        if keep is not None and self._stored_id not in (None, own):
+        if self._stored_id not in (None, own):
+            if keep is None:
+                raise TransferError(
+                    "holds the run still that --clean replaced here",
+                    path=self.url,
+                    remedy="train again without --clean, which uploads the copy on this machine",
+                )
+            # Noted first: if the store takes nothing, the next start finds the former run there, and keeps this one.
+            self._write_state(self._read_state(), is_whole=False, replaced=[self._stored_id, own])
             self._remove_former()
         known = self._read_state()
         changed = [name for name in self._list_changed(known) if keep is not None or name != RUN_FILE]
@@ -318,6 +343,7 @@ class StoredRun:
 
     def _send(self, name: str) -> None:
         path = self.folder / name
+        self.on_file()
         try:
             self.store.upload(name, path)
         except MissingInputError:
@@ -334,8 +360,9 @@ class StoredRun:
             if f"{name}/{MANIFEST}" in self._files:  # of a damaged one
                 self.store.remove(f"{name}/{MANIFEST}")
             try:
-                self.store.upload(f"{name}/{TENSORS}", folder.path(step) / TENSORS)
-                self.store.upload(f"{name}/{MANIFEST}", folder.path(step) / MANIFEST)
+                for part in (TENSORS, MANIFEST):
+                    self.on_file()
+                    self.store.upload(f"{name}/{part}", folder.path(step) / part)
             except FileNotFoundError as error:
                 if isinstance(error, GaudiError):
                     raise
@@ -343,12 +370,14 @@ class StoredRun:
             self._whole[kind].add(step)
 
     def _remove_checkpoints(self, kind: str, keep: int) -> None:
-        """Remove the oldest checkpoints in the store, or all best ones but those of the copy."""
-        whole = self._whole[kind]
-        kept = set(sorted(whole)[-keep:]) if kind == CHECKPOINTS else whole & self._list_here(kind)
-        for step in sorted(whole - kept):
+        """Remove the oldest checkpoints in the store, or all best ones but those of the copy, and tensors of none."""
+        whole, here = self._whole[kind], self._list_here(kind)
+        # The best one of the copy may have changed while it was sent; until the next is there, the last one stays.
+        kept = set(sorted(whole)[-keep:] if kind == CHECKPOINTS else (whole & here or sorted(whole)[-1:]))
+        for step in sorted((whole - kept) | (self._list_unfinished(kind) - whole - here)):
             name = f"{kind}/{CheckpointFolder(self.folder).path(step).name}"
             for part in (MANIFEST, TENSORS):
+                self.on_file()
                 self.store.remove(f"{name}/{part}")
             whole.discard(step)
 
@@ -360,6 +389,7 @@ class StoredRun:
         tensors = [name for name in self._files if name.endswith(f"/{TENSORS}") and _NAME.fullmatch(name)]
         others = [name for name in self._list_others() if name in written]
         for name in (*manifests, *tensors, *others, RUN_FILE):
+            self.on_file()
             self.store.remove(name)
         say(f"{self.url}: removed the run there")
         for whole in self._whole.values():
@@ -383,16 +413,23 @@ class StoredRun:
 
     def _read_state(self) -> dict[str, list[Any]]:
         """Read time and size of each file as it was when it was the same in both places, and the stamp of the store."""
+        files = self._read_document().get("files")
+        entries = files.items() if isinstance(files, dict) else ()
+        return {name: entry for name, entry in entries if isinstance(entry, list) and len(entry) == 3}
+
+    def _read_document(self) -> dict[str, Any]:
+        """Read what is noted of the copy; nothing where that is of another URL."""
         try:
-            state = json.loads(read_text(self._state_path))
-            files: dict[str, list[Any]] = state["files"] if state["url"] == self.url else {}
-            return {name: entry for name, entry in files.items() if isinstance(entry, list) and len(entry) == 3}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            document: dict[str, Any] = json.loads(read_text(self._state_path))
+            return document if document["url"] == self.url else {}
+        except (OSError, ValueError, KeyError, TypeError):
             return {}
 
-    def _write_state(self, files: Mapping[str, list[Any]], *, is_whole: bool = True) -> None:
+    def _write_state(self, files: Mapping[str, list[Any]], *, is_whole: bool = True, replaced: Any = None) -> None:
+        """Note the files of the copy; `replaced`: after --clean, the ids of the run in the store and of that here."""
+        document = {"url": self.url, "is_whole": is_whole, "files": dict(files), "replaced": replaced}
         self._state_path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self._state_path, {"url": self.url, "is_whole": is_whole, "files": dict(files)}, durable=False)
+        write_json(self._state_path, document, durable=False)
 
     def _make_room(self) -> None:
         """Remove copies of other runs that are whole in their stores and not in use, but for the newest."""

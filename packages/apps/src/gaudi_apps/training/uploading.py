@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gaudi_apps.runtime.errors import FailureReporter, RunInUseError, StoppedError, warn
@@ -28,10 +29,11 @@ class Uploads(Callback):
     Args:
         run: at a URL; the caller keeps other processes out of its copy.
         keep: number of checkpoints that the store keeps.
+        cleans: whether --clean was given.
     """
 
-    def __init__(self, run: StoredRun, keep: int) -> None:
-        self._run, self._keep = run, keep
+    def __init__(self, run: StoredRun, keep: int, *, cleans: bool = False) -> None:
+        self._run, self._keep, self._cleans = run, keep, cleans
         self._lock = StoreLock(run.store, LOCK, run.read_holder())
         self._wake, self._stop, self._end = threading.Event(), threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -103,9 +105,11 @@ class Uploads(Callback):
             self._complete(reporter)
         finally:
             self._stop.set()
+            self._run.on_file = lambda: None
 
     def _complete(self, reporter: FailureReporter) -> None:
-        reporter.begin("upload")
+        self._run.on_file = partial(reporter.begin, "upload")
+        self._run.on_file()
         with reporter.noting_stops():  # a scheduler may send its signal again
             self._end_thread()
             self._require_lock()
@@ -113,11 +117,12 @@ class Uploads(Callback):
                 self._run.upload(self._keep)
             except GaudiError as error:
                 missing = self._run.describe_missing() or "what the run wrote last"
+                command = "the same command" + " without --clean" * self._cleans
                 raise type(error)(
                     f"{error.args[0]}; {missing} is not in the store, but in {self._run.folder}",
                     path=error.path,
                     field=error.field,
-                    remedy=f"{error.remedy}; the same command uploads the rest",
+                    remedy=f"{error.remedy}; {command} uploads the rest",
                 ) from None
         say(f"{self._run.url}: the run is there")
 
@@ -186,7 +191,7 @@ def lock_stored_run(session: Session, url: str) -> Iterator[Uploads]:
     with contextlib.ExitStack() as stack:
         with run.excluding_fetches():
             stack.enter_context(session.folder.lock())
-        uploads = Uploads(run, session.settings.keep_checkpoints)
+        uploads = Uploads(run, session.settings.keep_checkpoints, cleans=session.settings.clean)
         stack.enter_context(uploads.locked())
         if session.settings.clean:
             run.find_stored(begins=True)
