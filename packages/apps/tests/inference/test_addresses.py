@@ -19,7 +19,7 @@ from gaudi_apps.inference import addresses
 from gaudi_apps.inference.addresses import Address, fetch_image, parse_address
 from gaudi_apps.inference.media import VideoWriter, find_files, is_live, is_video, read_encoded, read_frames
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, TransferError
-from gaudi_datasets.fetching.downloads import Download
+from gaudi_datasets.fetching.downloads import Download, Fetcher
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_what_a_server_cannot_give_is_named(
     def fail(self: object, download: Download) -> None:
         raise TransferError(f"cannot parse {download.url}", path=download.url)
 
-    monkeypatch.setattr(addresses.Fetcher, "fetch", fail)
+    monkeypatch.setattr(Fetcher, "fetch", fail)
     with pytest.raises(TransferError) as failed:
         fetch_image(Address("http://me:hunter2@a.example/x.jpg?token=abc"))
     assert not {"hunter2", "abc"} & set(re.split(r"\W", str(failed.value)))
