@@ -53,3 +53,14 @@ def test_an_evaluation_needs_no_training_images(tmp_path: Path) -> None:
     named |= {"train_annotations": str(tmp_path / "gone.json"), "train_images": str(tmp_path / "gone")}
     config = replace(config, data=replace(config.data, **named))
     np.testing.assert_allclose(open_source(config, "val").read(0).boxes_yxyx, [[0.1, 0.1, 0.3, 0.35]], atol=1e-6)
+
+
+def test_files_of_the_other_split_are_opened_for_images_that_need_them_alone(tmp_path: Path) -> None:
+    for name in SPLITS:
+        write_split(tmp_path, name)
+    (tmp_path / "val.json").write_text("damaged")
+    named: dict[str, Any] = {f"{name}_annotations": str(tmp_path / f"{name}.json") for name in SPLITS}
+    named |= {f"{name}_images": str(tmp_path / name) for name in SPLITS}
+    config = SSDConfig()
+    config = replace(config, data=replace(config.data, **named))
+    assert open_source(config, "train").read(0).boxes_yxyx.shape == (1, 4)

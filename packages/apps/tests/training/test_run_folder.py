@@ -386,3 +386,14 @@ def test_files_of_others_beside_logs_are_not_the_run_s(tmp_path: Path, size: int
     assert {*json.loads((tmp_path / RUN_FILE).read_text())["files"]} == {*FILES, *own}
     folder.clean()
     assert all((tmp_path / name).exists() for name in others)
+
+
+@pytest.mark.parametrize("name", ["", "checkpoints", "best"])
+def test_drafts_that_a_disk_kept_go_at_the_next_start(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "run" / name
+    draft = folder / ".unfinished.0123456789abcdef" / "step-00000001"
+    draft.mkdir(parents=True)
+    (draft / MANIFEST).touch()
+    (folder / "own").touch()
+    with RunFolder(tmp_path / "run").lock():
+        assert [path.name for path in folder.iterdir() if path.name not in (LOCK, "checkpoints", "best")] == ["own"]

@@ -204,6 +204,7 @@ def test_the_fingerprint_of_files_is_of_the_data_and_not_of_its_place(data_dir: 
     with pytest.raises(MissingInputError, match="there is no") as caught:
         fingerprint(copy)
     assert str(caught.value.path).endswith("2.jpg")
+    assert str(caught.value.remedy).endswith(".json")
 
 
 def test_an_image_that_is_replaced_later_is_named(data_dir: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -154,9 +155,15 @@ def open_source(config: SSDConfig, split: Split) -> DetectionSource:
         raise MissingInputError(
             f"--data_dir, --{split}_annotations: not given; one of them must name the {split} images"
         )
-    with contextlib.suppress(MissingInputError):  # an evaluation may be where the training images are not
-        found.follow(filter(None, [_open_files(*others, keep_empty=split != "val")]))
+    found.follow(partial(_open_others, *others, keep_empty=split != "val"))
     return found
+
+
+def _open_others(annotations: str | None, images: str | None, *, keep_empty: bool) -> list[CocoSource]:
+    """Open the files of the other split, if they are there: an evaluation may be where the training images are not."""
+    with contextlib.suppress(MissingInputError):
+        return [*filter(None, [_open_files(annotations, images, keep_empty=keep_empty)])]
+    return []
 
 
 def _open_files(annotations: str | None, images: str | None, *, keep_empty: bool) -> CocoSource | None:

@@ -80,7 +80,8 @@ class RunFolder:
             )
 
         with made_folder(self.folder), hold_lock(path, waiting=refuse):
-            remove_leftovers(self.folder)
+            for folder in (self.folder, self.folder / CHECKPOINTS, self.folder / BEST):
+                remove_leftovers(folder)
             yield
 
     def validate(

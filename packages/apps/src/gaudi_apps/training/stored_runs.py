@@ -208,7 +208,8 @@ class StoredRun:
                     raise
                 continue  # removed, and the list lags behind
             known[name] = [*_describe(path), there.stamp]
-        self._write_state(known)
+        # What was trained here and is not in the store yet, which is not ahead of it, may not make room.
+        self._write_state(known, is_whole=is_ahead or bool(self._read_document().get("is_whole", True)))
 
     def _fetch_newest(self, kind: str) -> None:
         """Fetch the newest checkpoint that is whole, unless it or a later one is here; name those that are not."""

@@ -6,7 +6,8 @@ import functools
 import hashlib
 import json
 import operator
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -106,12 +107,12 @@ class _TurnedImages:
     """The turned images of a source, which may tell on which pixels its boxes were drawn.
 
     Attributes:
-        others: of the other splits of the data set, which tell where these do not.
+        find_others: returns those of the other splits of the data set, which tell where these do not.
     """
 
     def __init__(self, image_dir: Path, file_names: Sequence[str], sizes: npt.NDArray[np.int64]) -> None:
         self._image_dir, self._file_names, self._sizes = image_dir, file_names, sizes
-        self.others: tuple[_TurnedImages, ...] = ()
+        self.find_others: Callable[[], Iterable[_TurnedImages]] = tuple
 
     @functools.cached_property
     def _is_drawn_stored(self) -> bool | None:
@@ -127,13 +128,20 @@ class _TurnedImages:
                     break
         return is_stored
 
+    @functools.cached_property
     def is_drawn_stored(self) -> bool | None:
         """Tell by the annotated sizes whether some boxes were drawn on pixels as they are stored; None: no size tells.
 
         The heads of all images are read, once, when one is met whose own size does not tell.
         """
-        told = (each._is_drawn_stored for each in (self, *self.others))
+        if self._is_drawn_stored is not None:
+            return self._is_drawn_stored
+        told = (each._is_drawn_stored for each in self.find_others())
         return next((each for each in told if each is not None), None)
+
+
+def _list_turned(find: Callable[[], Iterable[CocoSource]]) -> list[_TurnedImages]:
+    return [each._turned for each in find()]
 
 
 class CocoSource:
@@ -216,7 +224,7 @@ class CocoSource:
     @functools.cached_property
     def num_bytes(self) -> int:
         """Return the number of bytes of all encoded images."""
-        return sum(stat_image(self._image_dir / name).st_size for name in self._file_names)
+        return sum(self._stat(name).st_size for name in self._file_names)
 
     @property
     def file_names(self) -> tuple[str, ...]:
@@ -231,7 +239,7 @@ class CocoSource:
             digest = hashlib.sha256()
             for values in (self._boxes_yxyx[boxes], self._labels[boxes], self._is_crowd[boxes], self._areas[boxes]):
                 digest.update(values.tobytes())
-            size = stat_image(self._image_dir / name).st_size
+            size = self._stat(name).st_size
             known_of = size, self._heights[index], self._widths[index], digest.hexdigest()[:12]
             known[name] = f"{' '.join(map(str, known_of))} {self._checksums[index]:08x}"
         return known
@@ -239,6 +247,13 @@ class CocoSource:
     def path(self, index: int) -> Path:
         """Return the path of the file that holds image `index`."""
         return self._image_dir / self._file_names[index]
+
+    def _stat(self, name: str) -> os.stat_result:
+        try:
+            return stat_image(self._image_dir / name)
+        except MissingInputError as error:
+            error.remedy = f"fix the image folder, or the file name in {self.name}"
+            raise
 
     def hash_state(self) -> str:
         """Hash the annotations and the files' sizes and times of change."""
@@ -251,7 +266,7 @@ class CocoSource:
         for values in (*of_images, self._boxes_yxyx, self._labels, self._is_crowd, self._areas):
             digest.update(values.tobytes())
         pick = operator.attrgetter(*of_file)
-        files = [(name, pick(stat_image(self._image_dir / name))) for name in self._file_names]
+        files = [(name, pick(self._stat(name))) for name in self._file_names]
         categories = [(each.id, each.name, each.supercategory) for each in self.categories]
         digest.update(json.dumps([files, categories]).encode())
         return digest.hexdigest()
@@ -280,7 +295,7 @@ class CocoSource:
         if (image.height, image.width) != (height, width) == image.stored_size:
             return replace(image, fix=f"{image.fix} {WITH_BOXES}")
         if image.turn != 1 and (image.height, image.width) == (height, width) == image.stored_size:
-            what = {True: WITH_BOXES, None: UNDECIDED}.get(self._turned.is_drawn_stored())
+            what = {True: WITH_BOXES, None: UNDECIDED}.get(self._turned.is_drawn_stored)
             return replace(image, fix=f"{image.fix} {what}") if what else image
         if (image.height, image.width) != (height, width):
             raise DataError(
@@ -297,9 +312,15 @@ class CocoSource:
         for each in splits:
             each.follow(other for other in splits if other is not each)
 
-    def follow(self, others: Iterable[CocoSource]) -> None:
-        """Let the turned images of the other splits of the data set tell how those are read that do not tell here."""
-        self._turned.others = tuple(each._turned for each in others)
+    def follow(self, others: Iterable[CocoSource] | Callable[[], Iterable[CocoSource]]) -> None:
+        """Let the turned images of the other splits of the data set tell how those are read that do not tell here.
+
+        What opens them, in place of them, is called once an image is met whose own split does not tell.
+        """
+        if callable(others):
+            self._turned.find_others = functools.partial(_list_turned, others)
+        else:  # without what else they hold, because each process that writes records gets it
+            self._turned.find_others = functools.partial(tuple, [each._turned for each in others])
 
     def join(self, index: int, image: EncodedImage) -> DetectionExample:
         """Make the example of an image that `read_image` returned."""
