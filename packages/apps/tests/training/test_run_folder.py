@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gaudi_apps.runtime.errors import RunChangedError, RunInUseError
-from gaudi_apps.runtime.session import LOG, SUMMARIES, Session
+from gaudi_apps.runtime.session import EVALUATIONS, HISTORY, LOG, SUMMARIES, Session
 from gaudi_apps.training import checkpoint, run
 from gaudi_apps.training.checkpoint import MANIFEST, CheckpointFolder, load_checkpoint
 from gaudi_apps.training.recipe import Choice, Recipe, read_recipe
@@ -373,7 +373,7 @@ def test_validation_data_belongs_to_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [1, 2])
 def test_files_of_others_beside_logs_are_not_the_run_s(tmp_path: Path, size: int) -> None:
     begin(tmp_path)
-    logs = [f"worker_1/{name}" for name in (LOG, run.HISTORY, run.EVALUATIONS)]
+    logs = [f"worker_1/{name}" for name in (LOG, HISTORY, EVALUATIONS)]
     event, trace = f"{SUMMARIES}/events.out.tfevents.1.host.2.0.v2", f"{SUMMARIES}/plugins/profile/now/host.xplane.pb"
     others = ["worker_pool/thesis.txt", "worker_2/log.txt", "worker_1/notes.txt", f"{SUMMARIES}/notes.txt"]
     for name in (*logs, event, trace, f"worker_1/{event}", *others):

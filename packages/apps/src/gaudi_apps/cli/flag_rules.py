@@ -362,14 +362,11 @@ def parse_config(
     given = [*from_file, *argv]
     complete = [*_list_preset(config_class, given), *given]
     config = _parse(config_class, complete, prog=prog, description=description, former_flags=former_flags)
-    chosen = (
-        []
-        if choose is None
-        else choose(config, list_given(replace_former_flags(given, former_flags, config_class), config_class))
-    )
-    if not chosen:
+    if choose is None:
         return config
-    return _parse(config_class, [*chosen, *complete], prog=prog, former_flags=former_flags)
+    words = replace_former_flags(given, former_flags, config_class)
+    chosen = choose(config, list_given(words, config_class))
+    return _parse(config_class, [*chosen, *complete], prog=prog, former_flags=former_flags) if chosen else config
 
 
 def _parse(config_class: type[Config], argv: Sequence[str], **options: Any) -> Config:

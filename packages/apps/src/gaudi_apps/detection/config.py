@@ -383,8 +383,8 @@ def open_found(config: SSDConfig) -> DetectionData:
     """Open the data set of --data, see `gaudi_apps.training.recipe.open_once`."""
     from gaudi_datasets.detection.layouts import open_data
 
-    path, split = config.recipe.data or "", (config.recipe.val_share, config.run.seed)
-    found: DetectionData = open_once(open_data, path, *split, on_bad_image=config.data.on_bad_image)
+    flags, skips = config.recipe, config.data.on_bad_image
+    found: DetectionData = open_once(open_data, flags.data or "", flags.val_share, config.run.seed, on_bad_image=skips)
     return found
 
 

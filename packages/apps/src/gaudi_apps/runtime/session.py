@@ -47,8 +47,9 @@ if TYPE_CHECKING:
     from gaudi_models.weights import WeightsFile
 
 WORKER, LOG = "worker_{}", "log.txt"
+HISTORY, EVALUATIONS = "history.jsonl", "evaluations.jsonl"
 SUMMARIES = "summaries"
-_WORKER_FILES = (LOG, "history.jsonl", "evaluations.jsonl")  # see gaudi_apps.training.run
+_WORKER_FILES = (LOG, HISTORY, EVALUATIONS)
 _SUMMARY_FILES = ("events.out.tfevents.*", "plugins/profile/*/*", "trace.json")  # TensorBoard's, and traces
 OURS = ("gaudi_apps", "gaudi_datasets", "gaudi_distributed", "gaudi_models", "gaudi_ops")
 OTHERS = ("horovod", "numpy")  # besides those of the framework

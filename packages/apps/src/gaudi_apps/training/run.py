@@ -17,7 +17,7 @@ import yaml
 
 from gaudi_apps.cli.flag_rules import find_aliases, list_flags, list_settings, select_flags
 from gaudi_apps.runtime.errors import RunChangedError, StoppedError, StopRequest, broadcast_from_rank0, warn
-from gaudi_apps.runtime.session import SUMMARIES, Session, describe_environment, share_state
+from gaudi_apps.runtime.session import EVALUATIONS, HISTORY, SUMMARIES, Session, describe_environment, share_state
 from gaudi_apps.training.application import CONFIG, Application
 from gaudi_apps.training.callbacks import (
     Checkpoints,
@@ -56,7 +56,7 @@ from gaudi_ops.program import say
 if TYPE_CHECKING:
     from gaudi_apps.inference.evaluator import Evaluator
 
-HISTORY, EVALUATIONS, CURVES = "history.jsonl", "evaluations.jsonl", "curves.png"
+CURVES = "curves.png"
 DATALOADER = "dataloader"
 CHECKPOINT_SCORES = "checkpoint_scores.json"
 FILES = (

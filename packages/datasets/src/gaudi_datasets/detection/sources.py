@@ -115,7 +115,7 @@ class _TurnedImages:
         self.find_others: Callable[[], Iterable[_TurnedImages]] = tuple
 
     @functools.cached_property
-    def _is_drawn_stored(self) -> bool | None:
+    def _told_here(self) -> bool | None:
         is_stored = None
         for name, annotated in zip(self._file_names, self._sizes.tolist(), strict=True):
             try:
@@ -134,9 +134,9 @@ class _TurnedImages:
 
         The heads of all images are read, once, when one is met whose own size does not tell.
         """
-        if self._is_drawn_stored is not None:
-            return self._is_drawn_stored
-        told = (each._is_drawn_stored for each in self.find_others())
+        if self._told_here is not None:
+            return self._told_here
+        told = (each._told_here for each in self.find_others())
         return next((each for each in told if each is not None), None)
 
 
