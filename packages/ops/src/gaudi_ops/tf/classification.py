@@ -91,9 +91,9 @@ def _share_out(labels: Any, num_classes: int) -> Any:
     """Return shares of each class, float32 [batch, classes]; NaN for a label that is no class."""
     if not labels.dtype.is_integer:
         return tf.cast(labels, tf.float32)
-    labels = _widen(labels)
-    is_class = (labels >= 0) & (labels < num_classes)
-    return tf.where(is_class[:, tf.newaxis], tf.one_hot(labels, num_classes), float("nan"))
+    shares = tf.one_hot(_widen(labels), num_classes)
+    # 0 / 0, and not a comparison: these operations are known to run on HPU.
+    return shares / tf.reduce_sum(shares, axis=-1, keepdims=True)
 
 
 def _widen(labels: Any) -> Any:
