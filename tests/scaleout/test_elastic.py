@@ -158,3 +158,17 @@ def test_host_that_goes(
     ended = change.run(tmp_path, colours, "127.0.0.2:1")
     assert ended.rounds[1:] == ["rank 0 on 127.0.0.2"]
     check_end(ended, uninterrupted)
+
+
+def test_worker_that_is_asked_to_end_leaves(
+    tmp_path: Path, colours: Path, uninterrupted: Ended, make_channel: Callable[[str], Any]
+) -> None:
+    """As on a machine that its owner takes back: rank 0 leaves after a commit, and the other goes on without it."""
+    hosts, looks = Hosts(tmp_path, "localhost:1", "127.0.0.2:1"), make_channel("looks")
+    hosts.tell(looks)
+    fault = {"step": 10, "worker": 1, "is_asked": True, "looks": str(looks.path)}
+    ended = run(tmp_path, colours, hosts, fault)
+    assert ended.rounds == ["rank 0 on localhost, rank 1 on 127.0.0.2", "rank 0 on 127.0.0.2"]
+    assert "back to step 12" in ended.output
+    assert "stopped by SIGTERM: this process leaves the run" in ended.output
+    check_end(ended, uninterrupted)

@@ -49,6 +49,17 @@ def test_changes() -> None:
             assert client.hosts_updated() == expected
 
 
+def test_who_is_asked_to_end_leaves_alone_unless_all_stop() -> None:
+    with RendezvousServer("127.0.0.1") as rendezvous:
+        client = RendezvousClient({WORKER: "3", **rendezvous.environment})
+        assert client.leave()
+        assert rendezvous.values[f"{SCOPE}/leave_3"]
+        with rendezvous.lock:
+            rendezvous.values[f"{SCOPE}/stopping"] = b"1"
+        assert not client.leave()
+    assert not client.leave()  # nobody answers
+
+
 def test_launcher_that_is_gone() -> None:
     with RendezvousServer("127.0.0.1") as rendezvous:
         client = RendezvousClient({WORKER: "3", **rendezvous.environment})

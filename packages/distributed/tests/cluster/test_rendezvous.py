@@ -101,12 +101,26 @@ def test_host_that_is_no_longer_named() -> None:
     rendezvous = Rendezvous(1, 2)
     assert begin(rendezvous, [A, B]) == [1, 2]
     assert rendezvous.is_changing([B])
-    assert rendezvous.find_unlisted([B]) == [1]
+    assert rendezvous.find_leaving([B]) == [1]
     rendezvous.join(1, 1.0)
     rendezvous.join(2, 1.0)
     ranks = rendezvous.start_round([B], 1.0)
     assert ranks is not None
     assert [(worker, slot.rank, slot.size) for worker, slot in ranks.items()] == [(2, 0, 1)]
+
+
+def test_worker_that_leaves() -> None:
+    rendezvous = Rendezvous(1, 2)
+    assert begin(rendezvous, [A, B]) == [1, 2]
+    rendezvous.leave(2)
+    assert rendezvous.find_leaving([A, B]) == [2]
+    assert rendezvous.is_changing([A, B])
+    assert not rendezvous.too_few_stay([A, B])
+    rendezvous.leave(1)
+    assert rendezvous.too_few_stay([A, B])
+    rendezvous.remove(1)
+    rendezvous.leave(1)  # who has ended does not leave
+    assert rendezvous.find_leaving([A, B]) == [2]
 
 
 def test_late_worker() -> None:

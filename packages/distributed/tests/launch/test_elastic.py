@@ -26,6 +26,7 @@ PROGRAM = Path(__file__).with_name("worker_program.py")
 SECONDS = 600
 BOTH = ("localhost:1", "127.0.0.2:1")
 # Gives up on hosts after two looks or more, and not after minutes.
+LEAVE_AT_ONCE = "from gaudi_distributed.launch import cli, elastic; elastic._ALONE_SECONDS = 0.0; cli.main()"
 WAIT_BRIEFLY = "from gaudi_distributed.launch import cli, elastic; elastic._WAIT_SECONDS = 15.0; cli.main()"
 
 
@@ -119,6 +120,39 @@ def test_host_that_comes_and_one_that_goes(run: Run) -> None:
     status, rounds, _ = run.end()
     assert status == 0
     assert rounds[1:] == [{0: "localhost", 1: "127.0.0.2"}, {0: "127.0.0.2"}]
+
+
+def test_worker_that_alone_is_asked_to_end_leaves(run: Run) -> None:
+    """As where its host shuts down: the others go on, and its host gets no other worker."""
+    run.start(*BOTH, code=LEAVE_AT_ONCE)
+    assert [run.assignment(1, worker) for worker in (1, 2)] == ["rank 0 of 2", "rank 1 of 2"]
+    run.order(1, "leave")
+    assert run.assignment(2, 2) == "rank 0 of 1"
+    run.told.wait_for("worker 1 leaves")
+    run.order(2, "done")
+    status, rounds, _ = run.end()
+    assert (status, rounds[1:]) == (0, [{0: "127.0.0.2"}])
+
+
+def test_too_few_would_stay(run: Run) -> None:
+    """One of two is asked to end, and less than two do not train: it is told that all are to stop."""
+    run.start(*BOTH, flags=("--min_np", "2"), code=LEAVE_AT_ONCE)
+    run.assignment(1, 1)
+    run.assignment(1, 2)
+    run.order(1, "save")
+    run.order(2, "end 75")
+    status, rounds, _ = run.end()
+    assert (status, len(rounds)) == (75, 1)
+
+
+def test_all_workers_are_asked_to_end(run: Run) -> None:
+    run.start(*BOTH, code=LEAVE_AT_ONCE)
+    run.assignment(1, 1)
+    run.assignment(1, 2)
+    run.order(1, "save")
+    run.order(2, "save")
+    status, rounds, _ = run.end()
+    assert (status, len(rounds)) == (75, 1)
 
 
 def test_error_that_another_worker_would_meet(run: Run) -> None:
@@ -240,6 +274,20 @@ def test_a_worker_that_waits_for_a_round_is_dismissed_by_a_stop(run: Run, number
     status, rounds, last = run.end()
     assert (status, len(rounds)) == (75, 1)
     assert last.startswith(f"gaudi-run: error: ended by {number.name}")
+
+
+def test_workers_know_that_the_run_is_asked_to_end(run: Run) -> None:
+    """What a worker is asked then is no reason to leave alone, though nobody waits before workers may."""
+    process = run.start(*BOTH, flags=("--grace", f"{2 * SECONDS}"), environ={"TF_TEST_PATIENT": "1"})
+    run.assignment(1, 1)
+    run.assignment(1, 2)
+    process.send_signal(signal.SIGTERM)
+    run.told.wait_for("worker 1 is asked", "worker 2 is asked", process=process)
+    run.order(1, "save")
+    run.order(2, "save")
+    status, rounds, last = run.end()
+    assert (status, len(rounds)) == (75, 1)
+    assert last.startswith("gaudi-run: error: ended by SIGTERM")
 
 
 def test_user_asks_for_the_end(run: Run) -> None:

@@ -13,8 +13,8 @@ from gaudi_distributed.cluster.rendezvous import WORKER, RendezvousClient
 def main() -> int:
     """Take part in rounds, whose ranks it tells, until it is told to end.
 
-    Orders are ``done``, ``again N`` to end round N, ``end S`` with the status S or, below zero, a signal, and ``look``
-    to see whether others wait to take part.
+    Orders are ``done``, ``again N`` to end round N, ``end S`` with the status S or, below zero, a signal, ``look`` to
+    see whether others wait to take part, ``leave`` as one that is asked to end, and ``save`` once all are to stop.
     """
     folder, worker = Path(sys.argv[1]), os.environ[WORKER]
     if os.environ["HOROVOD_HOSTNAME"] == os.environ.get("TF_TEST_BAD"):
@@ -42,11 +42,21 @@ def main() -> int:
                     return 0
                 if order == "end":
                     end(int(argument))
+                if order in ("leave", "save"):
+                    leave(client, saves=order == "save")
                 if order == "again" and int(argument) == number and "TF_TEST_PATIENT" in os.environ:
                     told.write(f"worker {worker} waits\n")
                 is_over = (order == "look" and client.hosts_updated()) or (order == "again" and int(argument) == number)
         told.write(f"worker {worker} leaves\n")
     return 0
+
+
+def leave(client: RendezvousClient, *, saves: bool) -> None:
+    """Ask to leave, or ask until all are to stop, and end as one that has saved."""
+    while client.leave() and saves:
+        pass
+    if saves:
+        sys.exit(75)
 
 
 def end(status: int) -> None:

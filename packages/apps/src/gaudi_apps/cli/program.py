@@ -231,7 +231,7 @@ class Program(ABC):
         check_elastic(mode, flags)
         elastic = ElasticState(flags.commit_steps, RendezvousClient(os.environ))
         is_done = False
-        with reporter.noting_stops():
+        with reporter.noting_stops() as stop:
             while not is_done and elastic.begin_round():
                 with elastic.recovering():
                     if elastic.newest is not None:  # the run was cleaned before it
@@ -242,6 +242,8 @@ class Program(ABC):
                     finally:  # the length of --minutes, which a round has fitted, is that of the next ones
                         config, self.recipe = app.config, app.recipe
                     is_done = True
+            if stop and not is_done:
+                say(f"stopped by {stop.name}: this process leaves the run")
 
     def _join_ranks(self, mode: str, config: Any, arguments: Sequence[str]) -> Distribution:
         """Return the rank of this process; does not return where the process becomes the launcher of several."""

@@ -339,6 +339,10 @@ class ElasticState:
         """Return whether the launcher is about to begin a new round, with other ranks."""
         return self._client is not None and self._client.hosts_updated()
 
+    def leaves_alone(self) -> bool:
+        """Tell the launcher that this process is asked to end; return whether the others may go on without it."""
+        return self._client is not None and self._client.leave()
+
     def begin_round(self) -> bool:
         """Wait for the next round, and set the variables of this process's rank; return False if it is not needed."""
         from gaudi_distributed.comm.horovod_engine import end_horovod

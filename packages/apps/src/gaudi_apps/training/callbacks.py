@@ -287,14 +287,14 @@ class ElasticCommits(Callback):
 
 
 class StopOnRequest(Callback):
-    """Stop on a signal, or when the launcher asks for it."""
+    """Stop on a signal, or when the launcher asks for it; where ranks come and go, one that alone is asked leaves."""
 
-    def __init__(self, request: StopRequest) -> None:
-        self._request = request
+    def __init__(self, request: StopRequest, elastic: ElasticState) -> None:
+        self._request, self._elastic = request, elastic
 
     def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
-        """Vote to stop."""
-        if self._request:
+        """Vote to stop, unless the others go on alone after the next commit."""
+        if self._request and not self._elastic.leaves_alone():
             self.trainer.request_stop()
 
 

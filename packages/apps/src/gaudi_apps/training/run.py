@@ -389,7 +389,7 @@ def _make_callbacks(
     callbacks = [*session.app.make_callbacks(callbacks, trainer.plan), *trainer.callbacks]
     if session.elastic.every:
         callbacks.append(ElasticCommits(session.elastic))
-    return [*callbacks, StopOnRequest(stop)]
+    return [*callbacks, StopOnRequest(stop, session.elastic)]
 
 
 def _make_run_log(session: Session, trainer: Trainer) -> list[Callback]:

@@ -42,6 +42,7 @@ class Rendezvous:
         self._min_size, self._max_size = min_size, max_size
         self._hosts: dict[int, str] = {}
         self._waiting: dict[int, float] = {}
+        self._leaving = set[int]()
         self._members: list[int] = []
 
     @property
@@ -80,13 +81,23 @@ class Rendezvous:
         """Remove a worker that has ended."""
         self._hosts.pop(worker, None)
         self._waiting.pop(worker, None)
+        self._leaving.discard(worker)
         if worker in self._members:
             self._members.remove(worker)
 
-    def find_unlisted(self, hosts: Iterable[str]) -> list[int]:
-        """Return the workers on hosts that are no longer listed."""
+    def leave(self, worker: int) -> None:
+        """Leave a worker that runs out of the rounds to come."""
+        if worker in self._hosts:
+            self._leaving.add(worker)
+
+    def find_leaving(self, hosts: Iterable[str]) -> list[int]:
+        """Return the workers that leave, and those on hosts that are no longer listed."""
         listed = set(hosts)
-        return [worker for worker, host in self._hosts.items() if host not in listed]
+        return [worker for worker, host in self._hosts.items() if worker in self._leaving or host not in listed]
+
+    def too_few_stay(self, hosts: Iterable[str]) -> bool:
+        """Return whether some worker of this round leaves, and there would be no other round."""
+        return not self._leaving.isdisjoint(self._members) and not self._choose(hosts)
 
     def is_changing(self, hosts: Iterable[str]) -> bool:
         """Return whether a new round would have other workers than this one."""
@@ -115,9 +126,9 @@ class Rendezvous:
 
     def _choose(self, hosts: Iterable[str]) -> list[int]:
         """Return the workers of the next round by rank: those of this one, then waiting ones; none if too few."""
-        listed = set(hosts)
+        leaving = set(self.find_leaving(hosts))
         known = [*self._members, *sorted(self._waiting.keys() - set(self._members))]
-        able = [worker for worker in known if self._hosts[worker] in listed]
+        able = [worker for worker in known if worker not in leaving]
         sizes = (size for size in range(min(len(able), self._max_size), 0, -1) if self._max_size % size == 0)
         size = next(sizes, 0)
         return able[:size] if size >= self._min_size else []
@@ -381,6 +392,14 @@ class RendezvousClient:
     def hosts_updated(self) -> bool:
         """Return whether workers wait to join, or some are to leave."""
         return self._request("GET", f"{SCOPE}/changing") == b"1"
+
+    def leave(self) -> bool:
+        """Tell the launcher that this process is asked to end; return False where all are, or nobody answers."""
+        try:
+            self._request("PUT", f"{SCOPE}/leave_{self._worker}", b"1")
+            return self._request("GET", f"{SCOPE}/stopping") != b"1"
+        except PeerLostError:
+            return False
 
     def _request(self, method: str, path: str, content: bytes | None = None) -> bytes:
         """Return the value of a path; empty if there is none."""

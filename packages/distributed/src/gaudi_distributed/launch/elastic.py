@@ -43,7 +43,12 @@ _SCRIPT_SECONDS, _WAIT_SECONDS, _TICK = 20.0, 600.0, 0.05
 # A host whose new worker failed is tried again after so long, twice as long each time, and at most after an hour.
 _BACK_OFF_SECONDS, _MAX_BACK_OFF_SECONDS = 60.0, 3600.0
 
-_ASK, _BEAT = f"{SCOPE}/ask_", f"{SCOPE}/beat_"
+# A worker that is asked to end leaves alone where no others are, nor this process, within so long.
+_ALONE_SECONDS = 3.0
+
+_ASK, _BEAT, _LEAVE = f"{SCOPE}/ask_", f"{SCOPE}/beat_", f"{SCOPE}/leave_"
+_FROM_WORKERS = (_ASK, _BEAT, _LEAVE)
+_STOPPING = f"{SCOPE}/stopping"
 
 
 class HostList:
@@ -181,6 +186,7 @@ class ElasticRun:
         self._cut_off: set[str] = set()  # hosts that cannot reach where the run meets
         self._heard: dict[int, tuple[bytes, float]] = {}  # the last heartbeat of a worker, and when it was heard
         self._looked = time.monotonic()
+        self._leaving: dict[int, float] = {}  # when a worker said that it is asked to end
         self._ended: set[int] = set()
         self._failed: Running | None = None
         self._has_succeeded = False
@@ -205,13 +211,15 @@ class ElasticRun:
                 break
             if asked and seconds > (hurried := 0.0 if is_asked_to_hurry(asked) else self._plan.grace):
                 seconds, cut_at = hurried, now + hurried + CUT_SECONDS
+                with self._server.lock:  # before they are asked, lest one believes that it is alone
+                    self._server.values[_STOPPING] = b"1"
                 for running in self._running.values():
                     running.end(seconds)
             if asked and (not self._running or now > cut_at):
                 return
             if not asked and not self._has_succeeded:
                 self._start_workers()
-            self._answer(now)
+            self._answer(now, is_stopping=bool(asked))
             if self._rendezvous.in_progress:
                 idle_since = now
             elif asked:  # there will be no other round, for which workers would wait
@@ -254,6 +262,7 @@ class ElasticRun:
             host = self._rendezvous.host_of(worker)
             self._rendezvous.remove(worker)
             has_asked = self._awaited.pop(worker, None) is None
+            self._leaving.pop(worker, None)
             running.finish()
             del self._running[worker]
             if self._logs is not None:
@@ -311,30 +320,46 @@ class ElasticRun:
             )
             self._running.update({each.process.rank: each for each in running if each.process.rank is not None})
 
-    def _answer(self, now: float) -> None:
+    def _answer(self, now: float, *, is_stopping: bool) -> None:
         """Read which workers wait, and start a round if it can start."""
         hosts = self._hosts.hosts
-        store = self._server
-        with store.lock:
-            for path in [each for each in store.values if each.startswith((_ASK, _BEAT))]:
-                kind = _ASK if path.startswith(_ASK) else _BEAT
-                value, name = store.values.pop(path), path.removeprefix(kind)
-                if not name.isdecimal() or len(name) > 9 or int(name) not in self._running:
-                    continue
-                worker = int(name)
-                last, _ = self._heard.get(worker, (b"", now))
-                if kind == _ASK:
-                    self._rendezvous.join(worker, now)
-                    self._awaited.pop(worker, None)
-                    self._heard[worker] = last, now  # it may be frozen before its first heartbeat
-                elif last != value:
-                    self._heard[worker] = value, now
-            store.values[f"{SCOPE}/changing"] = b"01"[self._rendezvous.is_changing(hosts) :][:1]
+        self._hear(now)
+        if not is_stopping:
+            self._let_leave(now)
+        with self._server.lock:
+            stops = is_stopping or self._rendezvous.too_few_stay(hosts)
+            self._server.values[_STOPPING] = b"01"[stops:][:1]
+            self._server.values[f"{SCOPE}/changing"] = b"01"[self._rendezvous.is_changing(hosts) :][:1]
         assignments = self._rendezvous.start_round(hosts, now)
         if assignments is not None:
             self._write(assignments)
             ranks = ", ".join(f"rank {assignment.rank} on {assignment.host}" for assignment in assignments.values())
             tell(f"round {self._rendezvous.number}: {ranks}")
+        self._end_silent(now)
+
+    def _hear(self, now: float) -> None:
+        """Read what workers have put since the last look: asks for a rank, heartbeats, and asks to leave."""
+        store = self._server
+        with store.lock:
+            put = {path: store.values.pop(path) for path in list(store.values) if path.startswith(_FROM_WORKERS)}
+        for path, value in put.items():
+            kind = next(each for each in _FROM_WORKERS if path.startswith(each))
+            name = path.removeprefix(kind)
+            if not name.isdecimal() or len(name) > 9 or int(name) not in self._running:
+                continue
+            worker = int(name)
+            last, _ = self._heard.get(worker, (b"", now))
+            if kind == _ASK:
+                self._rendezvous.join(worker, now)
+                self._awaited.pop(worker, None)
+                self._heard[worker] = last, now  # it may be frozen before its first heartbeat
+            elif kind == _LEAVE:
+                self._leaving.setdefault(worker, now)
+            elif last != value:
+                self._heard[worker] = value, now
+
+    def _end_silent(self, now: float) -> None:
+        """End workers that others wait for, and those that were not heard for too long."""
         for worker in self._rendezvous.find_late(now, self._patience):
             self._end(worker, f"the others have waited for it for {self._patience:g} s")
         # Where this process was stopped for a while, nobody listened.
@@ -349,6 +374,18 @@ class ElasticRun:
             if worker in self._running and now - at > self._patience:
                 self._end(worker, f"it has not answered for {self._patience:g} s")
 
+    def _let_leave(self, now: float) -> None:
+        """Let workers go that alone were asked to end, as where a host shuts down; the others go on after a commit."""
+        for worker, at in list(self._leaving.items()):
+            if now - at > _ALONE_SECONDS:
+                self._leaving[worker] = math.inf  # said once
+                self._rendezvous.leave(worker)
+                host = self._rendezvous.host_of(worker)
+                self._refused[host] = math.inf
+                few = self._rendezvous.too_few_stay(self._hosts.hosts)
+                then = "too few stay, so all save and end" if few else "the run goes on without it"
+                tell(f"worker {worker} on {host}: is asked to end; {then}")
+
     def _end(self, worker: int, why: str) -> None:
         """End a worker that others wait for, or would; it is said once."""
         if worker not in self._ended:
@@ -358,7 +395,7 @@ class ElasticRun:
 
     def _write(self, assignments: Mapping[int, RankAssignment]) -> None:
         """Write the assignments of a round; nothing of the last round stays."""
-        leaving = dict.fromkeys(self._rendezvous.find_unlisted(self._hosts.hosts))
+        leaving = dict.fromkeys(self._rendezvous.find_leaving(self._hosts.hosts))
         answers: dict[int, RankAssignment | None] = {**leaving, **assignments}
         values = {f"{SCOPE}/changing": b"0"}
         for worker, assigned in answers.items():
@@ -370,6 +407,6 @@ class ElasticRun:
                 values[f"{HOROVOD_SCOPE}/{assigned.host}:{assigned.local_rank}"] = numbers.encode()
         with self._server.lock:
             # A worker may have asked for the next round since this one was formed.
-            kept = {path: value for path, value in self._server.values.items() if path.startswith((_ASK, _BEAT))}
+            kept = {path: value for path, value in self._server.values.items() if path.startswith(_FROM_WORKERS)}
             self._server.values.clear()
             self._server.values.update({**kept, **values})
