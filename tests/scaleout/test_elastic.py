@@ -168,7 +168,7 @@ def test_worker_that_is_asked_to_end_leaves(
     hosts.tell(looks)
     fault = {"step": 10, "worker": 1, "is_asked": True, "looks": str(looks.path)}
     ended = run(tmp_path, colours, hosts, fault)
-    assert ended.rounds == ["rank 0 on localhost, rank 1 on 127.0.0.2", "rank 0 on 127.0.0.2"]
+    assert ended.rounds[1:] == ["rank 0 on 127.0.0.2"]
     assert "back to step 12" in ended.output
-    assert "stopped by SIGTERM: this process leaves the run" in ended.output
+    assert "stopped by SIGTERM" in ended.output
     check_end(ended, uninterrupted)

@@ -136,10 +136,11 @@ def test_worker_that_alone_is_asked_to_end_leaves(run: Run) -> None:
 
 def test_too_few_would_stay(run: Run) -> None:
     """One of two is asked to end, and less than two do not train: it is told that all are to stop."""
-    run.start(*BOTH, flags=("--min_np", "2"), code=LEAVE_AT_ONCE)
+    process = run.start(*BOTH, flags=("--min_np", "2"), code=LEAVE_AT_ONCE)
     run.assignment(1, 1)
     run.assignment(1, 2)
     run.order(1, "save")
+    run.told.wait_for("worker 1 saves", process=process)
     run.order(2, "end 75")
     status, rounds, _ = run.end()
     assert (status, len(rounds)) == (75, 1)
@@ -277,14 +278,17 @@ def test_a_worker_that_waits_for_a_round_is_dismissed_by_a_stop(run: Run, number
 
 
 def test_workers_know_that_the_run_is_asked_to_end(run: Run) -> None:
-    """What a worker is asked then is no reason to leave alone, though nobody waits before workers may."""
-    process = run.start(*BOTH, flags=("--grace", f"{2 * SECONDS}"), environ={"TF_TEST_PATIENT": "1"})
+    """None leaves alone then, though here each may at once."""
+    process = run.start(
+        *BOTH, flags=("--grace", f"{2 * SECONDS}"), environ={"TF_TEST_PATIENT": "1"}, code=LEAVE_AT_ONCE
+    )
     run.assignment(1, 1)
     run.assignment(1, 2)
     process.send_signal(signal.SIGTERM)
     run.told.wait_for("worker 1 is asked", "worker 2 is asked", process=process)
     run.order(1, "save")
-    run.order(2, "save")
+    run.told.wait_for("worker 1 saves", process=process)
+    run.order(2, "end 75")
     status, rounds, last = run.end()
     assert (status, len(rounds)) == (75, 1)
     assert last.startswith("gaudi-run: error: ended by SIGTERM")

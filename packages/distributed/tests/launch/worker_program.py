@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TextIO
 
 from gaudi_distributed.cluster.rendezvous import WORKER, RendezvousClient
 
@@ -43,7 +44,7 @@ def main() -> int:
                 if order == "end":
                     end(int(argument))
                 if order in ("leave", "save"):
-                    leave(client, saves=order == "save")
+                    leave(client, told, saves=order == "save")
                 if order == "again" and int(argument) == number and "TF_TEST_PATIENT" in os.environ:
                     told.write(f"worker {worker} waits\n")
                 is_over = (order == "look" and client.hosts_updated()) or (order == "again" and int(argument) == number)
@@ -51,11 +52,12 @@ def main() -> int:
     return 0
 
 
-def leave(client: RendezvousClient, *, saves: bool) -> None:
+def leave(client: RendezvousClient, told: TextIO, *, saves: bool) -> None:
     """Ask to leave, or ask until all are to stop, and end as one that has saved."""
     while client.leave() and saves:
         pass
     if saves:
+        told.write(f"worker {os.environ[WORKER]} saves\n")
         sys.exit(75)
 
 

@@ -323,7 +323,7 @@ class ElasticRun:
     def _answer(self, now: float, *, is_stopping: bool) -> None:
         """Read which workers wait, and start a round if it can start."""
         hosts = self._hosts.hosts
-        self._hear(now)
+        self._read_messages(now)
         if not is_stopping:
             self._let_leave(now)
         with self._server.lock:
@@ -337,7 +337,7 @@ class ElasticRun:
             tell(f"round {self._rendezvous.number}: {ranks}")
         self._end_silent(now)
 
-    def _hear(self, now: float) -> None:
+    def _read_messages(self, now: float) -> None:
         """Read what workers have put since the last look: asks for a rank, heartbeats, and asks to leave."""
         store = self._server
         with store.lock:
