@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
 from gaudi_datasets.detection.coco import Category, read_coco
 from gaudi_datasets.detection.records import write_records
@@ -244,3 +245,23 @@ def bf16_kernels() -> None:
     """Skip a test where TensorFlow adds values of bfloat16 in bfloat16: on processors without AVX-512."""
     if "avx512bw" not in gather_processor(Machine(), os.sched_getaffinity(0)).flags:
         pytest.skip("TensorFlow's sums in bfloat16 need AVX-512, which this processor lacks")
+
+
+@pytest.fixture
+def write_turned_split() -> Callable[[Path, str], None]:
+    """Write a split of COCO with one image, which EXIF turns; that of train tells by its size how boxes were drawn."""
+
+    def write(root: Path, split: str) -> None:
+        marks = Image.Exif()
+        marks[0x0112] = {"train": 6, "val": 3}[split]  # the orientation
+        (root / split).mkdir()
+        (root / "annotations").mkdir(exist_ok=True)
+        Image.new("RGB", (80, 60)).save(root / split / "a.jpg", exif=marks)
+        document = {
+            "images": [{"id": 1, "file_name": "a.jpg", "height": 60, "width": 80}],
+            "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [8, 6, 20, 12]}],
+            "categories": [{"id": 1, "name": "light"}],
+        }
+        (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(document))
+
+    return write

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +40,7 @@ from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_apps.training.run_dir import RunFolder
-    from gaudi_datasets.detection.sources import DetectionSource
+    from gaudi_datasets.detection.sources import CocoSource, DetectionSource
     from gaudi_models.weights import WeightsFile
 
 
@@ -319,20 +320,37 @@ def open_training_data(config: SSDMXNetConfig, run: RunSettings, layout: Any) ->
 def open_source(config: SSDMXNetConfig, split: Split) -> DetectionSource:
     """Open the images of a split: records, or the files in --coco_root, in the same order.
 
+    Files of the other split, where they are there, tell how turned images are read where those of the split do not.
+
     Raises:
         MissingInputError: the flags name none, or they are missing.
         DataError: they are damaged.
     """
-    from gaudi_datasets.detection.coco import read_coco
-    from gaudi_datasets.detection.sources import CocoSource, RecordSource
+    from gaudi_datasets.detection.sources import RecordSource
 
     data = config.data
     if data.data_dir is not None:
         return RecordSource(data.data_dir, split)
     if data.coco_root is None:
         raise MissingInputError(f"--coco_root, --data_dir: not given; one of them must name the {split} images")
-    annotations, images = find_coco_files(data.coco_root, data.dataset, split)
+    found = _open_files(data.coco_root, data.dataset, split)
+    found.follow(partial(_open_others, data.coco_root, data.dataset, "train" if split == "val" else "val"))
+    return found
+
+
+def _open_files(root: str, dataset: str, split: Split) -> CocoSource:
+    from gaudi_datasets.detection.coco import read_coco
+    from gaudi_datasets.detection.sources import CocoSource
+
+    annotations, images = find_coco_files(root, dataset, split)
     return CocoSource(read_coco(annotations), images, keep_empty=split == "val")
+
+
+def _open_others(root: str, dataset: str, split: Split) -> list[CocoSource]:
+    """Open the files of the other split, if they are there."""
+    with contextlib.suppress(MissingInputError):
+        return [_open_files(root, dataset, split)]
+    return []
 
 
 def input_options(config: SSDMXNetConfig, run: RunSettings, batch_size: int | None = None) -> InputOptions:
