@@ -20,13 +20,10 @@ Write = Callable[[Path, str], None]
 
 def name_files(root: Path) -> SSDConfig:
     """Return flags that name the files of both splits."""
-    named: dict[str, Any] = {
-        f"{name}_annotations": str(root / "annotations" / f"instances_{name}.json") for name in SPLITS
-    }
+    named: dict[str, Any] = {f"{name}_images": str(root / name) for name in SPLITS}
+    named |= {f"{name}_annotations": str(root / "annotations" / f"instances_{name}.json") for name in SPLITS}
     config = SSDConfig()
-    return replace(
-        config, data=replace(config.data, **named, **{f"{name}_images": str(root / name) for name in SPLITS})
-    )
+    return replace(config, data=replace(config.data, **named))
 
 
 @pytest.mark.parametrize("split", SPLITS)
