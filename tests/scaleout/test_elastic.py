@@ -163,12 +163,13 @@ def test_host_that_goes(
 def test_worker_that_is_asked_to_end_leaves(
     tmp_path: Path, colours: Path, uninterrupted: Ended, make_channel: Callable[[str], Any]
 ) -> None:
-    """As on a machine that its owner takes back: rank 0 leaves after a commit, and the other goes on without it."""
+    """As on a machine that its owner takes back: rank 0 leaves after a checkpoint, and the other goes on without it."""
     hosts, looks = Hosts(tmp_path, "localhost:1", "127.0.0.2:1"), make_channel("looks")
     hosts.tell(looks)
-    fault = {"step": 10, "worker": 1, "is_asked": True, "looks": str(looks.path)}
+    fault = {"step": 13, "worker": 1, "is_asked": True, "looks": str(looks.path)}
     ended = run(tmp_path, colours, hosts, fault)
     assert ended.rounds[1:] == ["rank 0 on 127.0.0.2"]
-    assert "back to step 12" in ended.output
+    # It waits at the step after the signal, and its vote goes with the step after that: the copy would come after 16.
+    assert "back to step 15" in ended.output
     assert "stopped by SIGTERM" in ended.output
     check_end(ended, uninterrupted)

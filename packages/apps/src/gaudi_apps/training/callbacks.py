@@ -215,8 +215,8 @@ class Checkpoints(Callback):
         self._saved = time.monotonic()
 
     def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
-        """Ask for a checkpoint when the minutes are over."""
-        if 0 < self._minutes <= (time.monotonic() - self._saved) / 60:
+        """Ask for a checkpoint when the minutes are over, by the clock of rank 0."""
+        if self.trainer.is_root and 0 < self._minutes <= (time.monotonic() - self._saved) / 60:
             self.trainer.request_save()
 
     def on_checkpoint(self, step: int) -> None:
@@ -281,9 +281,17 @@ class ElasticCommits(Callback):
     def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
         """Copy the state if it is time, and raise RanksChangedError if others wait for the next round."""
         if self._elastic.is_due(step):
-            self._elastic.newest = self.trainer.make_checkpoint()
-            if broadcast_from_rank0(self.trainer.communicator, self._elastic.hosts_updated):
-                raise RanksChangedError("the processes that train together change")
+            self._commit()
+
+    def on_checkpoint(self, step: int) -> None:
+        """Do so where training goes on after the step, too, for a process that leaves asks for a checkpoint."""
+        if step < self.trainer.plan.total_steps and not self.trainer.should_stop:
+            self._commit()
+
+    def _commit(self) -> None:
+        self._elastic.newest = self.trainer.make_checkpoint()
+        if broadcast_from_rank0(self.trainer.communicator, self._elastic.hosts_updated):
+            raise RanksChangedError("the processes that train together change")
 
 
 class StopOnRequest(Callback):
@@ -293,9 +301,11 @@ class StopOnRequest(Callback):
         self._request, self._elastic = request, elastic
 
     def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
-        """Vote to stop, unless the others go on alone after the next commit."""
+        """Vote to stop; or, once the others may go on without this process, to save, after which it leaves."""
         if self._request and not self._elastic.leaves_alone():
             self.trainer.request_stop()
+        elif self._request and self._elastic.hosts_updated():
+            self.trainer.request_save()
 
 
 MEASURED_STEPS = (4, 40)  # at least and at most, after the first one

@@ -277,7 +277,7 @@ class Trainer:
         self._wants_stop = True
 
     def request_save(self) -> None:
-        """Vote to save this step, with several ranks the next one; rank 0's vote counts."""
+        """Vote to save this step, with several ranks the next one; one vote is enough."""
         self._wants_save = True
 
     def check_finite(self) -> None:
@@ -332,10 +332,10 @@ class Trainer:
             callback.on_step_end(self.step, logs)
         stop, save = self._wants_stop, self._wants_save
         if self.communicator.size > 1:
-            # These votes were cast before this step, and travelled with its all-reduce. Only rank 0 asks to save, by
-            # its clock, and not again while a save is granted.
+            # These votes were cast before this step, and travelled with its all-reduce. Who asked to save does not ask
+            # again while that is granted.
             stop, save = count_votes(scalars)
-            self.task.vote(stop=self._wants_stop, save=self._wants_save and self.is_root and not save)
+            self.task.vote(stop=self._wants_stop, save=self._wants_save and not save)
         self.should_stop |= stop
         if self.should_stop or save or self.is_due(self.step, self.plan.checkpoint_steps):
             self.check_finite()
