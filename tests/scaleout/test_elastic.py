@@ -166,10 +166,10 @@ def test_worker_that_is_asked_to_end_leaves(
     """As on a machine that its owner takes back: rank 0 leaves after a checkpoint, and the other goes on without it."""
     hosts, looks = Hosts(tmp_path, "localhost:1", "127.0.0.2:1"), make_channel("looks")
     hosts.tell(looks)
-    fault = {"step": 13, "worker": 1, "is_asked": True, "looks": str(looks.path)}
+    fault = {"step": 12, "worker": 1, "is_asked": True, "looks": str(looks.path)}
     ended = run(tmp_path, colours, hosts, fault)
     assert ended.rounds[1:] == ["rank 0 on 127.0.0.2"]
-    # It waits at the step after the signal, and its vote goes with the step after that: the copy would come after 16.
+    # It waits after step 13, votes after 14, and the vote goes with 15; without a checkpoint it would be 16.
     assert "back to step 15" in ended.output
     assert "stopped by SIGTERM" in ended.output
     check_end(ended, uninterrupted)
