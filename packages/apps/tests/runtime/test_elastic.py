@@ -25,7 +25,7 @@ from gaudi_apps.training.checkpoint import Checkpoint
 from gaudi_apps.training.recipe import Choice, Recipe
 from gaudi_apps.training.run import _share_clean
 from gaudi_datasets.errors import FlagError
-from gaudi_distributed.cluster.rendezvous import SCOPE, WORKER, RendezvousClient, RendezvousServer
+from gaudi_distributed.cluster.rendezvous import SCOPE, SIZES, WORKER, RendezvousClient, RendezvousServer
 
 run_ranks = runpy.run_path(str(Path(__file__).parents[1] / "ranks_in_threads.py"))["run_ranks"]
 
@@ -58,12 +58,29 @@ def test_commits_are_due_by_steps() -> None:
 
 def test_elastic_needs() -> None:
     good = DistributionFlags(use_horovod=True, global_batch_size=8)
-    check_elastic("train", good)
+    check_elastic("train", good, {SIZES: "1,2,4"})
     with pytest.raises(FlagError, match="--mode eval"):
-        check_elastic("eval", good)
+        check_elastic("eval", good, {})
     for flags in (DistributionFlags(use_horovod=True), DistributionFlags(global_batch_size=8)):
         with pytest.raises(FlagError, match="--use_horovod and --global_batch_size"):
-            check_elastic("train", flags)
+            check_elastic("train", flags, {})
+
+
+@pytest.mark.parametrize(
+    ("flag", "others"),
+    [
+        ("--hvd_workers", {"hvd_workers": 2}),
+        ("--num_workers_per_hls", {"num_workers_per_hls": 2}),
+        ("--global_batch_size", {"global_batch_size": 6}),
+        ("--bn_group", {"distributed_bn": True, "bn_group": 2}),
+    ],
+)
+def test_what_other_numbers_of_ranks_cannot_do_is_refused_at_first(flag: str, others: dict[str, Any]) -> None:
+    """A round of two would begin with it, and one of one or of four would end the run."""
+    flags = DistributionFlags(**{"use_horovod": True, "global_batch_size": 8, **others})
+    with pytest.raises(FlagError) as caught:
+        check_elastic("train", flags, {SIZES: "1,2,4"})
+    assert caught.value.flag == flag
 
 
 def test_training_that_is_done(tell: Tell) -> None:

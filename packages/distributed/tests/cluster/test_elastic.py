@@ -11,6 +11,7 @@ from gaudi_distributed.cluster.rendezvous import (
     ADDRESS,
     PORT,
     SCOPE,
+    STORE_TOKEN,
     WORKER,
     RendezvousClient,
     RendezvousServer,
@@ -60,6 +61,16 @@ def test_who_is_asked_to_end_leaves_alone_unless_all_stop() -> None:
     assert not client.leave()  # nobody answers
 
 
+def test_who_waits_and_is_asked_to_end_says_so() -> None:
+    with RendezvousServer("127.0.0.1") as rendezvous:
+        client = RendezvousClient({WORKER: "3", **rendezvous.environment})
+        timer = threading.Timer(0.5, tell, [rendezvous, 1, None])
+        timer.start()
+        assert client.next_assignment(lambda: True) is None
+        assert f"{SCOPE}/leave_3" in rendezvous.values
+        timer.join()
+
+
 def test_launcher_that_is_gone() -> None:
     with RendezvousServer("127.0.0.1") as rendezvous:
         client = RendezvousClient({WORKER: "3", **rendezvous.environment})
@@ -71,9 +82,10 @@ def test_launcher_that_is_gone() -> None:
     "environ",
     [
         {WORKER: "3"},
-        {WORKER: "3", ADDRESS: "127.0.0.1"},
-        {WORKER: "3", ADDRESS: "127.0.0.1", PORT: "x"},
-        {WORKER: "x", ADDRESS: "127.0.0.1", PORT: "1"},
+        {WORKER: "3", ADDRESS: "127.0.0.1", STORE_TOKEN: "x"},
+        {WORKER: "3", ADDRESS: "127.0.0.1", PORT: "1"},
+        {WORKER: "3", ADDRESS: "127.0.0.1", PORT: "x", STORE_TOKEN: "x"},
+        {WORKER: "x", ADDRESS: "127.0.0.1", PORT: "1", STORE_TOKEN: "x"},
     ],
 )
 def test_variables_that_are_not_a_launchers(environ: dict[str, str]) -> None:
@@ -84,7 +96,7 @@ def test_variables_that_are_not_a_launchers(environ: dict[str, str]) -> None:
 
 def test_what_would_crash_at_the_second_beginning_is_refused_at_the_first() -> None:
     with pytest.raises(ConfigurationError, match="CYCLE_TIME is set"):
-        RendezvousClient({WORKER: "3", ADDRESS: "127.0.0.1", PORT: "1", "HOROVOD_CYCLE_TIME": "5"})
+        RendezvousClient({WORKER: "3", ADDRESS: "127.0.0.1", PORT: "1", STORE_TOKEN: "x", "HOROVOD_CYCLE_TIME": "5"})
 
 
 def test_other_processes_are_no_workers() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gaudi_distributed.cluster.rendezvous import Rendezvous
 
 A, B, C = "a", "b", "c"
@@ -115,12 +117,57 @@ def test_worker_that_leaves() -> None:
     rendezvous.leave(2)
     assert rendezvous.find_leaving([A, B]) == [2]
     assert rendezvous.is_changing([A, B])
-    assert not rendezvous.too_few_stay([A, B])
+    assert not rendezvous.must_stop([A, B])
+    assert not rendezvous.must_stop([])  # what the list says in between decides nothing
     rendezvous.leave(1)
-    assert rendezvous.too_few_stay([A, B])
+    assert rendezvous.must_stop([A, B])
     rendezvous.remove(1)
     rendezvous.leave(1)  # who has ended does not leave
     assert rendezvous.find_leaving([A, B]) == [2]
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_one_that_knows_the_state_hands_it_over(leaves: bool) -> None:
+    """All hosts of a round are replaced, or all of its workers are asked to end."""
+    rendezvous = Rendezvous(1, 2)
+    assert begin(rendezvous, [A]) == [1]
+    rendezvous.add(2, B)
+    rendezvous.join(2, 1.0)
+    hosts = [A, B] if leaves else [B]
+    if leaves:
+        rendezvous.leave(1)
+    assert not rendezvous.must_stop(hosts)
+    rendezvous.join(1, 1.0)
+    assert list(rendezvous.start_round(hosts, 1.0) or ()) == [1, 2]
+    assert rendezvous.is_changing(hosts)
+    rendezvous.join(1, 2.0)
+    rendezvous.join(2, 2.0)
+    assert list(rendezvous.start_round(hosts, 2.0) or ()) == [2]
+    assert rendezvous.find_spare(hosts) == [1]
+
+
+def test_no_round_begins_without_who_knows_the_state() -> None:
+    rendezvous = Rendezvous(1, 1)
+    assert begin(rendezvous, [A]) == [1]
+    rendezvous.add(2, B)
+    rendezvous.join(2, 1.0)
+    assert not rendezvous.is_changing([B])  # there is no place for two, so that one could hand it over
+    rendezvous.leave(1)
+    assert rendezvous.must_stop([B])
+    rendezvous.remove(1)
+    assert rendezvous.start_round([B], 1.0) is None
+
+
+def test_the_last_round_is_of_those_that_are_left_alone() -> None:
+    rendezvous = Rendezvous(2, 2)
+    assert begin(rendezvous, [A, B]) == [1, 2]
+    rendezvous.remove(2)
+    rendezvous.add(3, B)
+    rendezvous.join(3, 1.0)
+    rendezvous.join(1, 1.0)
+    rendezvous.is_last = True
+    assert list(rendezvous.start_round([], 1.0) or ()) == [1]
+    assert rendezvous.find_spare([A, B]) == [3]
 
 
 def test_late_worker() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 
 import pytest
 
 from gaudi_distributed.cluster import rendezvous
-from gaudi_distributed.cluster.rendezvous import RendezvousServer
+from gaudi_distributed.cluster.rendezvous import STORE_TOKEN, RendezvousServer
 
 
 def connect(server: RendezvousServer) -> HTTPConnection:
@@ -18,9 +19,15 @@ def connect(server: RendezvousServer) -> HTTPConnection:
     return HTTPConnection(environment["HOROVOD_GLOO_RENDEZVOUS_ADDR"], port, timeout=600)
 
 
-def ask(server: RendezvousServer, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+def ask(
+    server: RendezvousServer,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> tuple[int, bytes]:
     connection = connect(server)
-    connection.request(method, path, body)
+    connection.request(method, path, body, headers or {})
     answer = connection.getresponse()
     content = answer.read()
     connection.close()
@@ -55,7 +62,17 @@ def test_a_value_that_is_not_there_yet_is_waited_for() -> None:
         answer = connection.getresponse()
         assert (answer.status, answer.read()) == (200, b"late")
         connection.close()
-        assert ask(server, "GET", "/gaudi_run/assignment_1") == (404, b"")  # whose workers do other things meanwhile
+        mine = {"X-Gaudi-Run": server.environment[STORE_TOKEN]}
+        assert ask(server, "GET", "/gaudi_run/assignment_1", headers=mine) == (404, b"")  # its workers do other things
+
+
+@pytest.mark.parametrize("headers", [{}, {"X-Gaudi-Run": "x"}, {"X-Gaudi-Run": "\xff"}])
+def test_strangers_say_nothing_to_the_launcher_or_its_workers(headers: dict[str, str]) -> None:
+    with RendezvousServer("127.0.0.1") as server:
+        for path in ("/gaudi_run/leave_1", "/gaudi_run/assignment_1"):
+            assert ask(server, "PUT", path, b"x", headers)[0] == 403
+            assert ask(server, "GET", path, None, headers)[0] == 403
+        assert server.values == {}
 
 
 def test_many_ranks_find_each_other() -> None:

@@ -31,7 +31,10 @@ WAIT_BRIEFLY = "from gaudi_distributed.launch import cli, elastic; elastic._WAIT
 
 
 class Run:
-    """A run of at most two workers at a time, which have a channel for orders each; each look at the hosts is one."""
+    """A run of at most two workers at a time, unless flags say otherwise.
+
+    Each worker has a channel for orders, and each look at the hosts is one.
+    """
 
     def __init__(self, folder: Path, told: Any, orders: dict[int, Any]) -> None:
         self.folder = folder
@@ -92,7 +95,7 @@ class Run:
 
 @pytest.fixture
 def run(tmp_path: Path, make_channel: Callable[[str], Any]) -> Iterator[Run]:
-    run = Run(tmp_path, make_channel("told"), {worker: make_channel(f"orders_{worker}") for worker in (1, 2)})
+    run = Run(tmp_path, make_channel("told"), {worker: make_channel(f"orders_{worker}") for worker in (1, 2, 3)})
     yield run
     run.kill()
 
@@ -261,8 +264,8 @@ def test_too_few_hosts(run: Run, later: str, expected: int, word: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_worker_that_waits_for_a_round_is_dismissed_by_a_stop(run: Run, number: signal.Signals) -> None:
-    """It does not end by the signal itself, for it has something to save, and no other round can be formed."""
+def test_those_that_wait_for_a_round_save_in_a_last_one_when_stopped(run: Run, number: signal.Signals) -> None:
+    """What they know is newer than the last checkpoint, and fewer than --min_np are enough for that."""
     environ = {"TF_TEST_PATIENT": "1"}
     process = run.start(*BOTH, flags=("--min_np", "2", "--grace", f"{2 * SECONDS}"), environ=environ)
     run.assignment(1, 1)
@@ -271,10 +274,38 @@ def test_a_worker_that_waits_for_a_round_is_dismissed_by_a_stop(run: Run, number
     run.order(2, "again 1")
     run.told.wait_for("worker 2 waits", process=process)
     process.send_signal(number)
-    run.told.wait_for("worker 2 is asked", "worker 2 leaves", process=process)
+    assert run.assignment(2, 2) == "rank 0 of 1"
+    run.order(2, "save")
     status, rounds, last = run.end()
-    assert (status, len(rounds)) == (75, 1)
+    assert (status, rounds[1:]) == (75, [{0: "127.0.0.2"}])
     assert last.startswith(f"gaudi-run: error: ended by {number.name}")
+
+
+def test_those_that_wait_too_long_for_other_hosts_save(run: Run) -> None:
+    environ = {"TF_TEST_PATIENT": "1"}
+    run.start(*BOTH, flags=("--min_np", "2", "--grace", f"{2 * SECONDS}"), environ=environ, code=WAIT_BRIEFLY)
+    run.assignment(1, 1)
+    run.assignment(1, 2)
+    run.order(1, "end -9")
+    run.order(2, "again 1")
+    assert run.assignment(2, 2) == "rank 0 of 1"
+    run.order(2, "save")
+    status, rounds, last = run.end()
+    assert (status, rounds[1:]) == (75, [{0: "127.0.0.2"}])
+    assert "worker 1" in last
+
+
+def test_spare_worker_of_a_host_that_goes_is_let_go(run: Run) -> None:
+    """Three wait, of whom two fit into a round of at most four."""
+    run.start("localhost:2", "127.0.0.2:1", flags=("--max_np", "4"))
+    run.assignment(1, 1)
+    run.assignment(1, 2)
+    run.list_hosts("localhost:2")
+    run.told.wait_for("worker 3 leaves")
+    run.order(1, "done")
+    run.order(2, "done")
+    status, rounds, _ = run.end()
+    assert (status, len(rounds)) == (0, 1)
 
 
 def test_workers_know_that_the_run_is_asked_to_end(run: Run) -> None:
@@ -313,7 +344,14 @@ def test_script_that_names_no_hosts(run: Run) -> None:
     assert run.end()[0] == 78
 
 
-@pytest.mark.parametrize("flags", [("--np", "2"), ("--hosts", "a:2"), ("--backend", "openmpi"), ("--min_np", "3")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *[("--np", "2"), ("--hosts", "a:2"), ("--backend", "openmpi"), ("--min_np", "3"), ("--submission",)],
+        *[("--cores_per_rank", "1"), ("--num_workers_per_hls", "2"), ("--slurm_script", "-")],
+        ("--container", "docker", "--image", "a"),
+    ],
+)
 def test_flags_that_contradict(run: Run, flags: tuple[str, ...]) -> None:
     run.start(*BOTH, flags=flags)
     status, _, last = run.end()
@@ -328,7 +366,7 @@ def test_a_program_that_ends_without_a_rank_is_not_started_again(tmp_path: Path)
     launcher = [sys.executable, "-m", "gaudi_distributed.launch", "--max_np", "1", "--log_dir", str(logs)]
     command = [*launcher, "--host_discovery_script", str(script), "true"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
-    (line,) = done.stderr.splitlines()
+    *_, line = done.stderr.splitlines()
     assert (done.returncode, "worker 1 on localhost" in line) == (78, True)
     assert {path.name for path in logs.glob("*.log")} == {"launcher.log", "rank_1.log"}
 
@@ -341,3 +379,10 @@ def test_workers_of_other_hosts_meet_by_the_way_that_is_asked_for() -> None:
     here = [plan_worker(replace(plan, interface=name), "localhost", 1, is_here=True) for name in names]
     there = [plan_worker(replace(remote, interface=name), "localhost", 1, is_here=False) for name in names]
     assert [each.environment.get("HOROVOD_GLOO_IFACE") for each in (*here, *there)] == ["lo", "eth0", None, "eth0"]
+
+
+def test_a_least_number_of_ranks_is_of_elastic_runs() -> None:
+    command = [sys.executable, "-m", "gaudi_distributed.launch", "--np", "1", "--min_np", "2", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+    assert done.returncode == 64
+    assert "--max_np" in done.stderr

@@ -19,6 +19,7 @@ from gaudi_datasets.errors import FlagError
 from gaudi_distributed import ConfigurationError, DeviceError
 from gaudi_distributed.cluster.hosts import find_cluster
 from gaudi_distributed.cluster.rank_info import detect_rank, is_launched, write_tf_config
+from gaudi_distributed.cluster.rendezvous import SIZES
 from gaudi_distributed.comm.communicator import BYTES_PER_MB, DEFAULT_MB, plan_buckets
 from gaudi_distributed.comm.horovod_engine import require_horovod
 from gaudi_distributed.comm.opening import CommunicationOptions, Engine, find_engine
@@ -363,8 +364,8 @@ def _list_workers(flags: DistributionFlags, environ: Mapping[str, str]) -> dict[
     return {"TF_CONFIG": write_tf_config(flags.worker_hosts.split(","), flags.task_index)}
 
 
-def check_elastic(mode: str, flags: Any) -> None:
-    """Raise FlagError unless this can be done by processes that come and go."""
+def check_elastic(mode: str, flags: DistributionFlags, environ: Mapping[str, str]) -> None:
+    """Raise FlagError unless this can be done by processes that come and go, however many there are at a time."""
     if mode != "train":
         raise FlagError(
             f"--mode {mode}: hosts may change during train only", flag="--mode", remedy="start it by gaudi-run --np"
@@ -374,3 +375,16 @@ def check_elastic(mode: str, flags: Any) -> None:
             "--use_horovod and --global_batch_size: give both, for the number of processes changes",
             flag="--use_horovod",
         )
+    for name, value in (("hvd_workers", flags.hvd_workers), ("num_workers_per_hls", flags.num_workers_per_hls)):
+        if value:
+            raise FlagError(
+                f"--{name} {value}: the number of processes changes", flag=f"--{name}", remedy="leave it out"
+            )
+    for size in map(int, filter(str.isdecimal, environ.get(SIZES, "").split(","))):
+        share_batch(flags, 0, size)
+        if flags.distributed_bn and size % (flags.bn_group or size):
+            raise FlagError(
+                f"--bn_group {flags.bn_group}: must divide the number of processes, which may become {size}",
+                flag="--bn_group",
+                remedy="give another, or leave it out",
+            )

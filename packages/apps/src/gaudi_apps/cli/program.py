@@ -228,11 +228,11 @@ class Program(ABC):
         from gaudi_apps.runtime.session import ElasticState
 
         flags, find_device = config.distribution.to_distribution(), _device_finder(config)
-        check_elastic(mode, flags)
+        check_elastic(mode, flags, os.environ)
         elastic = ElasticState(flags.commit_steps, RendezvousClient(os.environ))
         is_done = False
         with reporter.noting_stops() as stop:
-            while not is_done and elastic.begin_round():
+            while not is_done and elastic.begin_round(lambda: bool(stop)):
                 with elastic.recovering():
                     if elastic.newest is not None:  # the run was cleaned before it
                         config = replace(config, run=replace(config.run, clean=False))

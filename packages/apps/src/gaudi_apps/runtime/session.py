@@ -343,14 +343,14 @@ class ElasticState:
         """Tell the launcher that this process is asked to end; return whether the others may go on without it."""
         return self._client is not None and self._client.leave()
 
-    def begin_round(self) -> bool:
+    def begin_round(self, is_asked_to_end: Callable[[], bool] = lambda: False) -> bool:
         """Wait for the next round, and set the variables of this process's rank; return False if it is not needed."""
         from gaudi_distributed.comm.horovod_engine import end_horovod
 
         if self._is_later_round:
             end_horovod()
         self._is_later_round = True
-        variables = None if self._client is None else self._client.next_assignment()
+        variables = None if self._client is None else self._client.next_assignment(is_asked_to_end)
         if variables is None:
             return False
         os.environ.update(variables)

@@ -121,8 +121,10 @@ def _open_logged_training(session: Session, loggers: Sequence[RunLogger]) -> Ite
         if session.is_root:
             history, evaluations = (read_history(session.model_dir / name) for name in (HISTORY, EVALUATIONS))
             plot_curves(history, session.model_dir / CURVES, evaluations=evaluations)
-        # A signal may come to some ranks only, and all of them have to end alike.
-        names = [name.decode() for name in communicator.gather(stop.name.encode())]
+        # A signal may come to some ranks only, and all of them have to end alike. One that the others go on without has
+        # done its part.
+        is_over = trainer.step >= trainer.plan.total_steps and bool(stop) and session.elastic.leaves_alone()
+        names = [name.decode() for name in communicator.gather(b"" if is_over else stop.name.encode())]
         # The launcher asks all ranks.
         asked = (
             name + f" to rank {rank}" * (len(names) > 1 and name in signal.Signals.__members__)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hmac
 import json
+import secrets
 import selectors
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -22,6 +24,10 @@ from gaudi_distributed.errors import ConfigurationError, PeerLostError
 
 WORKER = "GAUDI_RUN_WORKER"
 ADDRESS, PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
+# The secret that opens what the launcher and its workers say to each other.
+STORE_TOKEN, _TOKEN_HEADER = "GAUDI_RUN_STORE_TOKEN", "x-gaudi-run"
+# How many ranks a round may have, as numbers with commas between.
+SIZES = "GAUDI_RUN_SIZES"
 SCOPE = "/gaudi_run"
 # What Horovod itself looks up when it is begun anew in its elastic mode: the same numbers once more.
 HOROVOD_SCOPE = "/rank_and_size"
@@ -35,10 +41,14 @@ class Rendezvous:
     Args:
         min_size: ranks that a round needs.
         max_size: ranks that it may have; a round has as many as divide this.
+
+    Attributes:
+        number: of this round, from 1; 0: there was none.
+        is_last: in rounds to come, those that are left of this one save what they know, however few they are.
     """
 
     def __init__(self, min_size: int, max_size: int) -> None:
-        self.number = 0
+        self.number, self.is_last = 0, False
         self._min_size, self._max_size = min_size, max_size
         self._hosts: dict[int, str] = {}
         self._waiting: dict[int, float] = {}
@@ -95,9 +105,17 @@ class Rendezvous:
         listed = set(hosts)
         return [worker for worker, host in self._hosts.items() if worker in self._leaving or host not in listed]
 
-    def too_few_stay(self, hosts: Iterable[str]) -> bool:
-        """Return whether some worker of this round leaves, and there would be no other round."""
-        return not self._leaving.isdisjoint(self._members) and not self._choose(hosts)
+    def must_stop(self, hosts: Iterable[str]) -> bool:
+        """Return whether some worker of this round leaves, too few stay, and none waits that could take over."""
+        staying = [worker for worker in self._members if worker not in self._leaving]
+        if len(staying) == len(self._members) or self._fit(staying):
+            return False
+        return self._leaving.issuperset(self._choose(hosts))
+
+    def find_spare(self, hosts: Iterable[str]) -> list[int]:
+        """Return the workers that wait beside a round, and will be in none."""
+        unwanted = self._waiting if self.is_last else self.find_leaving(hosts)
+        return [worker for worker in unwanted if worker in self._waiting and worker not in self._members]
 
     def is_changing(self, hosts: Iterable[str]) -> bool:
         """Return whether a new round would have other workers than this one."""
@@ -125,13 +143,29 @@ class Rendezvous:
         return [worker for worker in self._members if worker not in self._waiting and now - since > patience]
 
     def _choose(self, hosts: Iterable[str]) -> list[int]:
-        """Return the workers of the next round by rank: those of this one, then waiting ones; none if too few."""
+        """Return the workers of the next round by rank: those of this one, then waiting ones; none if too few.
+
+        The first is always one of this round, for others have not its state. Where none of them may stay, one stays for
+        a round beside those that take over.
+        """
+        if self.is_last:
+            return self._fit(self._members, 1)
         leaving = set(self.find_leaving(hosts))
-        known = [*self._members, *sorted(self._waiting.keys() - set(self._members))]
-        able = [worker for worker in known if worker not in leaving]
-        sizes = (size for size in range(min(len(able), self._max_size), 0, -1) if self._max_size % size == 0)
-        size = next(sizes, 0)
-        return able[:size] if size >= self._min_size else []
+        staying = [worker for worker in self._members if worker not in leaving]
+        coming = [worker for worker in sorted(self._waiting) if worker not in leaving and worker not in self._members]
+        if not staying and coming:
+            staying = self._members[:1]
+        return self._fit([*staying, *coming]) if staying or self.number == 0 else []
+
+    def _fit(self, able: Sequence[int], least: int = 0) -> list[int]:
+        """Return as many of the workers as a round may have."""
+        sizes = list_sizes(least or self._min_size, self._max_size)
+        return list(able[: max((size for size in sizes if size <= len(able)), default=0)])
+
+
+def list_sizes(least: int, most: int) -> list[int]:
+    """List the numbers of ranks that a round may have: those that divide the largest, so that a batch is shared."""
+    return [size for size in range(least, most + 1) if most % size == 0]
 
 
 _MAX_VALUE = 1 << 20
@@ -149,7 +183,14 @@ _ANSWER_SECONDS = 1.0
 # Connections without a whole request; a stranger who holds more loses the oldest.
 _MAX_WAITING = 2048
 _TICK = 0.25
-_REASONS = {200: b"OK", 400: b"Bad Request", 404: b"Not Found", 501: b"Not Implemented", 507: b"Insufficient Storage"}
+_REASONS = {
+    200: b"OK",
+    400: b"Bad Request",
+    403: b"Forbidden",
+    404: b"Not Found",
+    501: b"Not Implemented",
+    507: b"Insufficient Storage",
+}
 
 
 @dataclass
@@ -167,7 +208,7 @@ class RendezvousServer:
 
     One thread serves all, and most of its time is the kernel's: Horovod opens a connection for each request, and each
     rank makes five for each other rank, and five more for each of its host. A value that is not there yet is waited
-    for, but not those in the scope of gaudi-run's own workers.
+    for, but not those in the scope of gaudi-run's own workers, which needs the token in a header.
 
     Raises:
         OSError: the address is not one of this machine.
@@ -178,6 +219,7 @@ class RendezvousServer:
         self._listener = socket.create_server((address, port), family=family, backlog=_BACKLOG)
         self._listener.setblocking(False)
         self._address = address
+        self._token = secrets.token_hex(32)
         self.lock = threading.Lock()
         self.values: dict[str, bytes] = {}
         self._is_closing = False
@@ -189,8 +231,8 @@ class RendezvousServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the environment variables by which Horovod finds it."""
-        return {ADDRESS: self._address, PORT: str(self._listener.getsockname()[1])}
+        """Return the environment variables by which Horovod and workers find it; the token is a secret."""
+        return {ADDRESS: self._address, PORT: str(self._listener.getsockname()[1]), STORE_TOKEN: self._token}
 
     def __enter__(self) -> RendezvousServer:
         self._thread.start()
@@ -266,12 +308,17 @@ class RendezvousServer:
             return len(head) > _MAX_HEAD and self._answer(request, 400)
         method, _, rest = head.partition(b" ")
         request.path = rest.partition(b" ")[0].decode("latin-1")
-        if method == b"GET":  # nearly all are; one with a content is answered as one without
+        is_own = request.path.startswith(f"{SCOPE}/")
+        if method == b"GET" and not is_own:  # nearly all are; one with a content is answered as one without
             return self._get(request)
         headers = {
             name.lower(): value.strip()
             for name, _, value in (line.partition(":") for line in head.decode("latin-1").split("\r\n")[1:])
         }
+        if is_own and not hmac.compare_digest(headers.get(_TOKEN_HEADER, "").encode(), self._token.encode()):
+            return self._answer(request, 403)
+        if method == b"GET":
+            return self._get(request)
         length = headers.get("content-length", "" if method == b"PUT" else "0")
         if not (length.isascii() and length.isdigit()) or len(length) > 8 or int(length) > _MAX_VALUE:
             return self._answer(request, 400)
@@ -344,7 +391,7 @@ class RendezvousClient:
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        missing = [name for name in (ADDRESS, PORT) if name not in environ]
+        missing = [name for name in (ADDRESS, PORT, STORE_TOKEN) if name not in environ]
         if missing or not environ[PORT].isdecimal() or not environ[WORKER].isdecimal():
             raise ConfigurationError(
                 f"{WORKER} is {environ[WORKER]!r} and {', '.join(missing) or PORT} not as gaudi-run sets it",
@@ -361,6 +408,7 @@ class RendezvousClient:
             )
         self._worker = environ[WORKER]
         self._address = environ[ADDRESS], int(environ[PORT])
+        self._headers = {_TOKEN_HEADER: environ[STORE_TOKEN]}
         self._round = 0
         threading.Thread(target=self._give_signs_of_life, name="heartbeats", daemon=True).start()
 
@@ -372,7 +420,7 @@ class RendezvousClient:
                 self._request("PUT", f"{SCOPE}/beat_{self._worker}", b"%d" % number)
             time.sleep(_HEARTBEAT_SECONDS)
 
-    def next_assignment(self) -> dict[str, str] | None:
+    def next_assignment(self, is_asked_to_end: Callable[[], bool] = lambda: False) -> dict[str, str] | None:
         """Wait for the next round and return the environment variables of this worker's rank.
 
         None means that the worker is no longer needed.
@@ -381,7 +429,11 @@ class RendezvousClient:
             PeerLostError: the launcher is gone.
         """
         self._request("PUT", f"{SCOPE}/ask_{self._worker}", b"1")
+        is_told = False
         while True:
+            if not is_told and is_asked_to_end():
+                is_told = True
+                self.leave()
             answer = json.loads(self._request("GET", f"{SCOPE}/assignment_{self._worker}") or b'{"round": 0}')
             if answer["round"] > self._round:
                 self._round = answer["round"]
@@ -407,7 +459,7 @@ class RendezvousClient:
 
         connection = http.client.HTTPConnection(*self._address, timeout=_TIMEOUT)
         try:
-            connection.request(method, path, content)
+            connection.request(method, path, content, self._headers)
             answer = connection.getresponse()
             value = answer.read()
             return value if answer.status == http.client.OK else b""

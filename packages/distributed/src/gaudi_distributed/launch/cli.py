@@ -58,7 +58,7 @@ def launch(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         options = parse_flags(arguments)
         if is_job_file(options):
             write_job_file(options, environ)
-        elif options.host_discovery_script is not None or options.max_np is not None:
+        elif options.host_discovery_script is not None or options.max_np is not None or options.min_np > 1:
             start_elastic(options, environ)
         else:
             for experiment in list_experiments(options, environ):

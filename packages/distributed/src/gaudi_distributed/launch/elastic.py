@@ -16,8 +16,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gaudi_distributed.cluster.hosts import RankAssignment, parse_hosts
-from gaudi_distributed.cluster.rendezvous import HOROVOD_SCOPE, SCOPE, Rendezvous, RendezvousServer
+from gaudi_distributed.cluster.hosts import RankAssignment, parse_hosts, write_file
+from gaudi_distributed.cluster.rendezvous import (
+    HOROVOD_SCOPE,
+    SCOPE,
+    SIZES,
+    Rendezvous,
+    RendezvousServer,
+    list_sizes,
+)
 from gaudi_distributed.devices.machine import LOOPBACK, allow_files, find_address, is_this_machine, name_limits
 from gaudi_distributed.errors import ConfigurationError, FlagError, Output, RunEndedError, say
 from gaudi_distributed.failure.messages import CONTINUE, JOIN, LOST, read_timeouts
@@ -115,12 +122,16 @@ def start_elastic(options: Options, environ: Mapping[str, str]) -> None:
             flag="--host_discovery_script",
             remedy="leave out --np, --hosts, --hostfile, --preset and --backend",
         )
-    if options.max_restarts:
-        raise FlagError(
-            "--max_restarts: an elastic run starts its workers again by itself",
-            flag="--max_restarts",
-            remedy="leave it out",
-        )
+    unused = {
+        "--max_restarts": (options.max_restarts, "workers are started again as hosts allow"),
+        "--cores_per_rank": (options.cores_per_rank, "which cores are free changes with the hosts"),
+        "--num_workers_per_hls": (options.num_workers_per_hls, "the hosts that are listed have numbers of their own"),
+        "--submission": (options.submission, "its experiments have a number of ranks"),
+        "--container": (options.container == "docker", "workers run where they are started, or in Singularity"),
+    }
+    for name, (is_given, why) in unused.items():
+        if is_given:
+            raise FlagError(f"{name}: is not for an elastic run: {why}", flag=name, remedy="leave it out")
     if options.min_np > options.max_np:
         raise FlagError(
             f"--min_np {options.min_np}: is more than --max_np {options.max_np}", flag="--min_np", remedy="give fewer"
@@ -139,15 +150,21 @@ def start_elastic(options: Options, environ: Mapping[str, str]) -> None:
     if options.dry_run:
         say(*planned.describe().splitlines())
         return
+    for note in planned.notes:
+        tell(note)
+    for path, text in planned.files.items():
+        write_file(path, text)
+    sizes = ",".join(map(str, list_sizes(options.min_np, options.max_np)))
+    plan = replace(planned.plan, environment={**planned.plan.environment, SIZES: sizes})
     # Each worker may be alone on its host, and has two connections at a time to what it meets at.
     logs = 0 if options.log_dir is None else options.max_np + 1
     allow_files(count_files(2 * options.max_np, 0, options.max_np, logs=logs, is_piped=options.tag_output))
     # Hosts that come later reach this machine by the interface, also where there is none of them yet.
-    interface = planned.plan.interface
+    interface = plan.interface
     address = (None if interface is None else find_address(interface)) or planned.address
-    with name_limits("launcher"), open_rendezvous(address, planned.plan.control_port) as server:
+    with name_limits("launcher"), open_rendezvous(address, plan.control_port) as server:
         rendezvous = Rendezvous(options.min_np, options.max_np)
-        ElasticRun(planned.plan, hosts, rendezvous, server, environ, options.max_np).run()
+        ElasticRun(plan, hosts, rendezvous, server, environ, options.max_np).run()
 
 
 class ElasticRun:
@@ -188,7 +205,10 @@ class ElasticRun:
         self._looked = time.monotonic()
         self._leaving: dict[int, float] = {}  # when a worker said that it is asked to end
         self._ended: set[int] = set()
-        self._failed: Running | None = None
+        self._failed: Running | None = None  # the last worker of this round that was lost
+        self._gave_up: ConfigurationError | None = None  # on other hosts, after which those that wait save
+        self._grace = self._cut_at = math.inf
+        self._who_left = ""  # what is said of a worker without which too few stay
         self._has_succeeded = False
 
     def run(self) -> None:
@@ -203,45 +223,63 @@ class ElasticRun:
                     self._logs.close()
 
     def _go_on(self, asked: Sequence[int]) -> None:
-        seconds, cut_at, idle_since = math.inf, math.inf, time.monotonic()
+        idle_since = time.monotonic()
         while True:
             now = time.monotonic()
-            self._reap(is_ending=bool(asked))
+            is_ending = bool(asked) or self._gave_up is not None
+            self._reap(is_ending=is_ending)
             if self._has_succeeded and not self._rendezvous.members:
                 break
-            if asked and seconds > (hurried := 0.0 if is_asked_to_hurry(asked) else self._plan.grace):
-                seconds, cut_at = hurried, now + hurried + CUT_SECONDS
-                with self._server.lock:  # before they are asked, lest one believes that it is alone
-                    self._server.values[_STOPPING] = b"1"
-                for running in self._running.values():
-                    running.end(seconds)
-            if asked and (not self._running or now > cut_at):
-                return
-            if not asked and not self._has_succeeded:
+            if is_ending:
+                self._end_all(now, is_hurried=is_asked_to_hurry(asked))
+                if not self._running or now > self._cut_at:
+                    if self._gave_up is not None:
+                        raise self._gave_up
+                    return
+            # Without a worker of this round nobody has its state.
+            elif self._failed is not None and self._rendezvous.number > 0 and not self._rendezvous.members:
+                raise self._make_end()
+            elif not self._has_succeeded:
                 self._start_workers()
-            self._answer(now, is_stopping=bool(asked))
+            self._answer(now, is_stopping=is_ending)
             if self._rendezvous.in_progress:
                 idle_since = now
-            elif asked:  # there will be no other round, for which workers would wait
-                self._dismiss_waiting()
-            # Without a worker of the last round nobody has its state.
-            is_lost = self._failed is not None and self._rendezvous.number > 0 and not self._rendezvous.members
-            if is_lost or now - idle_since > _WAIT_SECONDS:
-                raise self._make_end()
+            elif is_ending:
+                if not self._rendezvous.members:  # there will be no other round
+                    self._dismiss_waiting()
+            elif now - idle_since > _WAIT_SECONDS:
+                self._gave_up = self._make_end()
             time.sleep(_TICK)
         self._dismiss_waiting()
+        self._wait_for_end()
+
+    def _wait_for_end(self) -> None:
         limit = time.monotonic() + END_SECONDS
         while any(each.status is None for each in self._running.values()) and time.monotonic() < limit:
             time.sleep(_TICK)
 
+    def _end_all(self, now: float, *, is_hurried: bool) -> None:
+        """Ask all workers to save and end, once, and once more where a person hurries."""
+        seconds = 0.0 if is_hurried else self._plan.grace
+        if seconds >= self._grace:
+            return
+        self._grace, self._cut_at = seconds, now + seconds + CUT_SECONDS
+        self._rendezvous.is_last = True
+        with self._server.lock:  # before they are asked, lest one believes that it is alone
+            self._server.values[_STOPPING] = b"1"
+        for running in self._running.values():
+            running.end(seconds)
+
     def _dismiss_waiting(self) -> None:
         """Tell workers that wait for a round that they are not needed, and may leave."""
-        nothing = json.dumps({"round": self._rendezvous.number + 1, "variables": None}).encode()
+        nothing = self._write_assignment(None)
         with self._server.lock:
             self._server.values.update({f"{SCOPE}/assignment_{worker}": nothing for worker in self._running})
 
     def _make_end(self) -> ConfigurationError:
         """Return why the run cannot go on; 75 where the same command may find other hosts."""
+        if self._who_left:
+            return RunEndedError(f"{self._who_left}; {CONTINUE}", LOST)
         if self._failed is not None:
             return self._failed.make_error()
         if cut_off := sorted(self._cut_off & self._hosts.hosts.keys()):
@@ -284,13 +322,15 @@ class ElasticRun:
             self._refused[host] = math.inf
             if status == 0 or status in _FINAL:
                 raise error
+            if status == LOST and (is_ending or self._who_left):
+                continue  # as it was asked
             tell(f"{running.process.name} is lost (status {status}); {left} of the round are left")
 
     def _exclude(self, host: str, why: ConfigurationError) -> None:
         """Leave out a host whose new worker failed before it took part: the others are healthy, and go on."""
         seconds = min(_BACK_OFF_SECONDS * 2.0 ** self._failures[host], _MAX_BACK_OFF_SECONDS)
         self._failures[host] += 1
-        self._refused[host] = time.monotonic() + seconds
+        self._refused[host] = max(self._refused.get(host, 0.0), time.monotonic() + seconds)
         tell(f"host {host}: left out for {seconds:g} s, the run goes on without it: {why}")
 
     def _start_workers(self) -> None:
@@ -327,11 +367,16 @@ class ElasticRun:
         if not is_stopping:
             self._let_leave(now)
         with self._server.lock:
-            stops = is_stopping or self._rendezvous.too_few_stay(hosts)
+            stops = is_stopping or bool(self._who_left)
+            changes = not stops and self._rendezvous.is_changing(hosts)
             self._server.values[_STOPPING] = b"01"[stops:][:1]
-            self._server.values[f"{SCOPE}/changing"] = b"01"[self._rendezvous.is_changing(hosts) :][:1]
+            self._server.values[f"{SCOPE}/changing"] = b"01"[changes:][:1]
+            nothing = self._write_assignment(None)
+            spare = self._rendezvous.find_spare(hosts)
+            self._server.values.update({f"{SCOPE}/assignment_{worker}": nothing for worker in spare})
         assignments = self._rendezvous.start_round(hosts, now)
         if assignments is not None:
+            self._failed = None
             self._write(assignments)
             ranks = ", ".join(f"rank {assignment.rank} on {assignment.host}" for assignment in assignments.values())
             tell(f"round {self._rendezvous.number}: {ranks}")
@@ -382,8 +427,10 @@ class ElasticRun:
                 self._rendezvous.leave(worker)
                 host = self._rendezvous.host_of(worker)
                 self._refused[host] = math.inf
-                few = self._rendezvous.too_few_stay(self._hosts.hosts)
-                then = "too few stay, so all save and end" if few else "the run goes on without it"
+                then = "the run goes on without it"
+                if self._rendezvous.must_stop(self._hosts.hosts):
+                    then = "too few stay, so all save and end"
+                    self._who_left = f"worker {worker} on {host} was asked to end, and too few stay"
                 tell(f"worker {worker} on {host}: is asked to end; {then}")
 
     def _end(self, worker: int, why: str) -> None:
@@ -399,9 +446,7 @@ class ElasticRun:
         answers: dict[int, RankAssignment | None] = {**leaving, **assignments}
         values = {f"{SCOPE}/changing": b"0"}
         for worker, assigned in answers.items():
-            variables = None if assigned is None else assigned.variables
-            told = {"round": self._rendezvous.number, "variables": variables}
-            values[f"{SCOPE}/assignment_{worker}"] = json.dumps(told).encode()
+            values[f"{SCOPE}/assignment_{worker}"] = self._write_assignment(assigned)
             if assigned is not None:
                 numbers = ",".join(map(str, assigned.numbers.values()))
                 values[f"{HOROVOD_SCOPE}/{assigned.host}:{assigned.local_rank}"] = numbers.encode()
@@ -410,3 +455,8 @@ class ElasticRun:
             kept = {path: value for path, value in self._server.values.items() if path.startswith(_FROM_WORKERS)}
             self._server.values.clear()
             self._server.values.update({**kept, **values})
+
+    def _write_assignment(self, assigned: RankAssignment | None) -> bytes:
+        """Write what a worker is told: its rank in this round, or that none to come needs it."""
+        number = self._rendezvous.number + (assigned is None)
+        return json.dumps({"round": number, "variables": None if assigned is None else assigned.variables}).encode()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gaudi_distributed.cluster.hosts import join_port
-from gaudi_distributed.cluster.rendezvous import WORKER
+from gaudi_distributed.cluster.rendezvous import SIZES, STORE_TOKEN, WORKER
 from gaudi_distributed.comm.opening import ENGINE_VARIABLE, Engine
 from gaudi_distributed.devices.machine import LOOPBACK, find_local_hosts, own_address
 from gaudi_distributed.errors import ConfigurationError, FlagError, MissingProgramError, UnsafeError
@@ -315,7 +315,7 @@ def count_restarts(environ: Mapping[str, str]) -> int:
 
 def without_rank(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables without those that make a process a rank of a run."""
-    own = {COORDINATOR, TOKEN, ENGINE_VARIABLE, WORKER}
+    own = {COORDINATOR, TOKEN, STORE_TOKEN, ENGINE_VARIABLE, WORKER, SIZES}
     return {name: value for name, value in environ.items() if name not in own and not _RANKS.fullmatch(name)}
 
 

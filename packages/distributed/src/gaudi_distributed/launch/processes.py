@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from gaudi_distributed.cluster.hosts import Cluster, RankAssignment, is_ipv6
 from gaudi_distributed.cluster.rank_info import write_tf_config
-from gaudi_distributed.cluster.rendezvous import ADDRESS, PORT, WORKER
+from gaudi_distributed.cluster.rendezvous import ADDRESS, PORT, STORE_TOKEN, WORKER
 from gaudi_distributed.comm.opening import ENGINE_VARIABLE
 from gaudi_distributed.devices.machine import MPI_FOLDERS, Cores
 from gaudi_distributed.errors import ConfigurationError, HostNotReachedError, MissingProgramError
@@ -263,7 +263,7 @@ def plan_worker(plan: LaunchPlan, host: str, worker: int, *, is_here: bool) -> P
         argv=plan.command,
         environment={**plan.environment, **variables},
         forwarded=plan.list_forwarded(is_here=is_here),
-        made=(ADDRESS, PORT),
+        made=(ADDRESS, PORT, STORE_TOKEN),
         reach=() if is_here else plan.ssh.reach(host, plan.guard),
         rank=worker,
     )

@@ -28,6 +28,13 @@ def is_job_file(options: Options) -> bool:
     """Return whether to write a file instead of running; FlagError for flags that have no meaning then."""
     if options.slurm_script is not None and options.mpijob is not None:
         raise FlagError("--slurm_script and --mpijob: give one of them", flag="--slurm_script")
+    is_written = options.slurm_script is not None or options.mpijob is not None
+    if is_written and (options.host_discovery_script is not None or options.max_np is not None):
+        raise FlagError(
+            "--host_discovery_script, --max_np: a job has the hosts that it gets",
+            flag="--host_discovery_script",
+            remedy="leave them out",
+        )
     if options.sbatch and options.slurm_script is None:
         raise FlagError("--sbatch goes with --slurm_script", flag="--sbatch")
     if options.requeue and options.slurm_script is None:
