@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gaudi_apps.training.run_dir import FORMAT, VERSION
+from gaudi_datasets.documents import seal
 
 Run = Callable[..., Any]
 
@@ -93,7 +94,7 @@ def test_a_value_that_is_gone_has_a_reason(run: Run, command: str, flag: str, re
 def test_a_plan_with_clean_is_of_a_new_run(run: Run, tmp_path: Path, program: str) -> None:
     """One of before the originals' rules, by which a run that is not removed goes on."""
     record = {"format": FORMAT, "version": VERSION, "settings": {}, "files": []}
-    (tmp_path / "run.json").write_text(json.dumps(record))
+    (tmp_path / "run.json").write_text(json.dumps(seal(record)))
     command = ("--use_fake_data", "--mode", "plan", "--json", "--model_dir", tmp_path)
     other, new, empty = (
         json.loads(run(program, *command, *flags).out)

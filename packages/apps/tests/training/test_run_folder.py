@@ -17,6 +17,7 @@ from gaudi_apps.training import checkpoint, run
 from gaudi_apps.training.checkpoint import MANIFEST, CheckpointFolder, load_checkpoint
 from gaudi_apps.training.recipe import Choice, Recipe, read_recipe
 from gaudi_apps.training.run_dir import LOCK, RUN_FILE, RunFolder, describe_data
+from gaudi_datasets.documents import CHECKSUM, seal
 from gaudi_datasets.errors import DataError, UnsafeError
 
 SETTINGS: dict[str, Any] = {
@@ -47,7 +48,7 @@ def save_checkpoint(folder: Path, step: int = 1) -> None:
 
 def edit_record(folder: Path, **changes: Any) -> None:
     path = folder / RUN_FILE
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    path.write_text(json.dumps(seal(json.loads(path.read_text()) | changes)))
 
 
 def test_a_run_is_begun_once_and_then_continued(tmp_path: Path) -> None:
@@ -124,6 +125,8 @@ def test_what_no_run_wrote_is_not_written_over(tmp_path: Path, name: str, kind: 
         "[]",
         "{}",
         '{"format": "gaudi-apps run", "version": 2, "settings": {}, "files": []}',
+        '{"format": "gaudi-apps run", "version": 3, "settings": {}, "files": []}',
+        '{"format": "gaudi-apps run", "version": "1", "settings": {}, "files": []}',
         '{"format": "gaudi-apps run", "version": 1, "settings": [], "files": []}',
         '{"format": "gaudi-apps run", "version": 1, "settings": {}, "files": "abc"}',
         '{"format": "gaudi-apps run", "version": 1, "settings": {}, "files": [3]}',
@@ -143,6 +146,36 @@ def test_a_record_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
         assert caught.value.path == str(tmp_path / RUN_FILE)
         assert "\n" not in str(caught.value)
     assert list_files(tmp_path) == ["a", RUN_FILE]
+
+
+def test_a_bit_of_a_record_that_changed_is_noticed(tmp_path: Path) -> None:
+    """Of a setting's name, too: one that is unknown and at its default was taken for one of another release."""
+    begin(tmp_path)
+    path = tmp_path / RUN_FILE
+    content = path.read_bytes()
+    known = json.loads(content)
+    for bit in range(0, 8 * len(content), 13):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        try:
+            assert validate(tmp_path)
+            assert json.loads(changed) == known
+        except DataError as error:
+            assert error.path == str(path)
+
+
+def test_a_record_of_the_first_version_goes_on_and_gets_a_checksum(tmp_path: Path) -> None:
+    begin(tmp_path)
+    path = tmp_path / RUN_FILE
+    record = json.loads(path.read_text()) | {"version": 1}
+    del record[CHECKSUM]
+    path.write_text(json.dumps(record))
+    assert validate(tmp_path)
+    RunFolder(tmp_path).register_files(tmp_path / "more")
+    record = json.loads(path.read_text())
+    assert record == seal(record)
+    assert (record["version"], "more" in record["files"]) == (2, True)
 
 
 def test_clean_removes_the_run_and_nothing_else(tmp_path: Path) -> None:
@@ -341,8 +374,8 @@ def test_settings_of_a_checkpoint_are_those_of_its_run(tmp_path: Path) -> None:
 
 def test_runs_of_former_releases_have_no_id_and_go_on(tmp_path: Path) -> None:
     begin(tmp_path)
-    record = json.loads((tmp_path / RUN_FILE).read_text())
-    del record["id"]
+    record = json.loads((tmp_path / RUN_FILE).read_text()) | {"version": 1}
+    del record["id"], record[CHECKSUM]
     (tmp_path / RUN_FILE).write_text(json.dumps(record))
     save_checkpoint(tmp_path)
     manifest = json.loads((tmp_path / "checkpoints" / "step-00000001" / MANIFEST).read_text())["manifest"]

@@ -45,7 +45,7 @@ REPORT = "report.html"
 RECIPE, OF_RECIPE = "recipe.json", "gaudi-apps recipe"  # name and format, of gaudi_apps.training.recipe
 LOCK = "run.lock"  # names the process that trains
 FORMAT = "gaudi-apps run"
-VERSION = 1
+VERSION = 2  # of the first one, records have no checksum
 
 
 class RunFolder:
@@ -149,7 +149,7 @@ class RunFolder:
         # Its checkpoints have the id, too, so that those of another run are told apart.
         run = {"format": FORMAT, "version": VERSION, "id": secrets.token_hex(16)}
         record = {**run, "settings": dict(settings), "files": sorted(files)}
-        write_json(self._record_path, record)
+        write_json(self._record_path, seal(record))
         return False
 
     def read_settings(self) -> dict[str, Any] | None:
@@ -231,7 +231,8 @@ class RunFolder:
         record = self._read()
         names = {os.fspath(path.relative_to(self.folder)) for path in paths}
         if new := names - set(record["files"]):
-            write_json(self._record_path, {**record, "files": sorted({*record["files"], *new})})
+            record = {**record, "version": VERSION, "files": sorted({*record["files"], *new})}
+            write_json(self._record_path, seal(record))
 
     def clean(self) -> int:
         """Remove the run: its checkpoints and the files noted as its own, and folders that this empties.
@@ -287,8 +288,10 @@ class RunFolder:
     def _read(self) -> dict[str, Any]:
         try:
             record: dict[str, Any] = json.loads(read_text(self._record_path))
-            if record["format"] != FORMAT or record["version"] != VERSION:
+            if record["format"] != FORMAT or record["version"] not in range(1, VERSION + 1):
                 raise ValueError(f"format {record['format']!r}, version {record['version']!r}")
+            if (record["version"] > 1 or CHECKSUM in record) and seal(record) != record:
+                raise ValueError("it was changed, or is damaged")
             files, settings = record["files"], record["settings"]
             if not isinstance(settings, dict) or not isinstance(files, list):
                 raise ValueError("files or settings are of the wrong type")
