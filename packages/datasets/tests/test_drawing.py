@@ -140,8 +140,17 @@ def test_pixels_are_as_stored_whatever_exif_says() -> None:
 
 
 def test_names_are_told_in_letters_that_the_font_has() -> None:
-    assert [to_drawable(name, 3) for name in ("café", "Größe", "猫", "  x ")] == ["cafe", "Groe", "#3", "x"]
-    assert to_drawable("猫", 0) == ""
+    names = ("café", "Größe", "STRAẞE", "Łódź", "smørbrød", "Æble", "þing", "\u0131l\u0131k", "ﬁsh", "  x ")
+    spelt = ["cafe", "Grosse", "STRASSE", "Lodz", "smorbrod", "AEble", "thing", "ilik", "fish", "x"]
+    assert [to_drawable(name, 3) for name in names] == spelt
+    assert [to_drawable(name, 3) for name in ("猫", "собака 1", "β-particle", " ", "")] == ["#3"] * 5
+    assert to_drawable("猫", 0) == "#0"
+
+
+def test_a_caption_shows_that_letters_are_lacking() -> None:
+    image = paint(640, 480)
+    bars = [add_caption(image, title).tobytes() for title in ("собака.jpg", "??????.jpg", ".jpg")]
+    assert bars[0] == bars[1] != bars[2]
 
 
 def test_colours_of_neighbours_differ() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from gaudi_apps.training.checkpoint import CheckpointFolder
+from gaudi_datasets.documents import seal
 
 Program = Callable[..., Any]
 Earlier = Callable[[], AbstractContextManager[None]]
@@ -77,7 +78,7 @@ def test_defaults_that_changed_do_not_end_a_run(train: Program, earlier: Earlier
         assert train(tmp_path, "-mts", 1, *flags, program="resnext_train").status == 0
     record = json.loads((tmp_path / "run.json").read_text())
     record["settings"]["base_learning_rate"] = record["settings"].pop("base_lr")  # its name then
-    (tmp_path / "run.json").write_text(json.dumps(record))
+    (tmp_path / "run.json").write_text(json.dumps(seal(record)))
     settings = settings_of(tmp_path)
     assert (settings["base_learning_rate"], settings["warmup_epochs"]) == (0.256, 8.0)
     done = train(tmp_path, "-mts", 2, *flags, program="resnext_train")
@@ -101,7 +102,7 @@ def test_a_run_of_a_newer_release_is_refused(train: Program, tmp_path: Path) -> 
     assert train(tmp_path, "--train_steps", 1).status == 0
     record = json.loads((tmp_path / "run.json").read_text())
     record["settings"]["recipe_version"] = 99
-    (tmp_path / "run.json").write_text(json.dumps(record))
+    (tmp_path / "run.json").write_text(json.dumps(seal(record)))
     done = train(tmp_path, "--train_steps", 2)
     assert done.status == 78
     assert "recipe_version 99" in done.err

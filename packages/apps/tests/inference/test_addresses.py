@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from gaudi_apps.inference import addresses
-from gaudi_apps.inference.addresses import Address, fetch_image, parse_address
-from gaudi_apps.inference.media import VideoWriter, find_files, is_live, is_video, read_encoded, read_frames
+from gaudi_apps.inference.addresses import Address, fetch_image, is_live, is_video, parse_address, read_encoded
+from gaudi_apps.inference.media import VideoWriter, find_files, read_frames
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError, TransferError
 from gaudi_datasets.fetching.downloads import Download, Fetcher
 

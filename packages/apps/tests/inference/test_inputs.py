@@ -15,6 +15,7 @@ import pytest
 from gaudi_apps.detection.detections import make_export_preprocessor
 from gaudi_apps.detection.detector import make_preprocessor
 from gaudi_apps.inference.media import InputImage, Preprocessor, VideoWriter, find_files, predict_images, read_images
+from gaudi_apps.inference.predictor import find_inputs
 from gaudi_apps.inference.visualizer import Image, decode_image
 from gaudi_datasets.detection.pipeline import prepare_image, prepare_pixels
 from gaudi_datasets.errors import DataError, MissingInputError
@@ -65,6 +66,27 @@ def test_a_folder_of_folders_of_images_is_told_as_the_pattern_that_takes_them(tm
     pattern = re.search(r"'(.+)'", found.value.remedy or "")
     assert pattern is not None
     assert find_files([pattern[1]]) == [top / "train" / "hats" / "a.png", top / "train" / "shoes" / "b.jpg"]
+
+
+def test_hidden_files_of_a_folder_are_passed_over(tmp_path: Path) -> None:
+    touch(tmp_path, "plain.jpg", "._plain.jpg", ".hidden.png")
+    assert find(tmp_path, "") == ["plain.jpg"]
+    assert find(tmp_path, "._plain.jpg", ".h*") == ["._plain.jpg", ".hidden.png"]  # who names it wants it
+
+
+def test_images_in_folders_below_are_counted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    top = tmp_path / "top"
+    top.mkdir()
+    touch(top, "a.png", "hats/b.png", "hats/._b.png", "hats/c.txt", "shoes/c.MP4", ".thumbs/d.png")
+    assert find_inputs([str(top)], tmp_path / "out") == [top / "a.png"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "2 image" in line
+    pattern = re.search(r"'(.+)'", line)
+    assert pattern is not None
+    files = find_files([str(top), pattern[1]], tells=True)
+    assert files == [top / "a.png", top / "hats" / "b.png", top / "shoes" / "c.MP4"]
+    assert find_files([str(top)]) == [top / "a.png"]
+    assert capsys.readouterr().err == ""
 
 
 def test_what_is_named_as_an_image_and_is_no_file_is_a_bad_file(image_dir: Path, tmp_path: Path) -> None:

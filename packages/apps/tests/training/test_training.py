@@ -307,7 +307,7 @@ def test_a_replaced_shard_is_noticed_but_by_a_run_of_an_earlier_release(
     assert (done.status, done.error.field) == (78, "data")
     run = json.loads((folder / "run.json").read_text())
     run["settings"]["data"] = former
-    (folder / "run.json").write_text(json.dumps(run))
+    (folder / "run.json").write_text(json.dumps(seal(run)))
     assert train(folder, "--steps", 2, "--data_dir", data).status == 0
 
 

@@ -26,6 +26,10 @@ PAPER, INK, FAINT_INK = (255, 255, 255), (30, 30, 30), (110, 110, 110)
 HIT, FALSE_ALARM, MISS = (22, 163, 74), (220, 38, 38), (250, 204, 21)
 _MARGIN = 8
 _DASH = 10
+_SPELT = str.maketrans(
+    {"ß": "ss", "ẞ": "SS", "ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ð": "d", "Ð": "D"}
+    | {"æ": "ae", "Æ": "AE", "œ": "oe", "Œ": "OE", "þ": "th", "Þ": "Th", "\u0131": "i"}
+)  # letters that Unicode does not decompose
 
 
 def decode_image(encoded: bytes, record: str | None = None) -> Image.Image:
@@ -188,7 +192,10 @@ def _draw_tags(canvas: Image.Image, tags: Sequence[_Tag], max_boxes: int | None)
 
 
 def add_caption(image: Image.Image, title: str, detail: str = "") -> Image.Image:
-    """Add a bar above the image with a title and, fainter, a detail; text without room is cut."""
+    """Add a bar above the image with a title and, fainter, a detail; text without room is cut.
+
+    Letters that the font lacks are question marks.
+    """
     unit = max(1.0, max(image.size) / SMALLEST_SIDE)
     font, margin = _font(14 * unit), round(_MARGIN * unit)
     ascent, descent = font.getmetrics()
@@ -196,10 +203,10 @@ def add_caption(image: Image.Image, title: str, detail: str = "") -> Image.Image
     result = Image.new("RGB", (image.width, image.height + bar), PAPER)
     result.paste(image, (0, bar))
     pen, room = ImageDraw.Draw(result), image.width - 2 * margin
-    title = _cut(to_drawable(title, 0), font, room)
+    title = _cut(_to_ascii(title), font, room)
     pen.text((margin, margin), title, INK, font)
     used = round(font.getlength(title)) + 2 * margin
-    pen.text((margin + used, margin), _cut(to_drawable(detail, 0), font, room - used), FAINT_INK, font)
+    pen.text((margin + used, margin), _cut(_to_ascii(detail), font, room - used), FAINT_INK, font)
     return result
 
 
@@ -233,9 +240,19 @@ def class_colour(label: int) -> Colour:
 
 
 def to_drawable(name: str, label: int) -> str:
-    """Return the name without accents, or `#label` where Pillow's font, which is Latin only, lacks its letters."""
-    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().strip()
-    return plain or (f"#{label}" if label else "")
+    """Return the name without accents, or `#label` where Pillow's font, which is Latin only, lacks a letter of it."""
+    plain = _spell(name)
+    return plain if plain and plain.isascii() else f"#{label}"
+
+
+def _to_ascii(text: str) -> str:
+    return _spell(text).encode("ascii", "replace").decode()
+
+
+def _spell(text: str) -> str:
+    """Return the text without accents, and with Latin letters in place of those that are made of them."""
+    parts = unicodedata.normalize("NFKD", text.translate(_SPELT))
+    return "".join(part for part in parts if not unicodedata.combining(part)).strip()
 
 
 @functools.lru_cache(maxsize=8)

@@ -14,7 +14,7 @@ from PIL import Image
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
 from gaudi_datasets.detection.examples import DetectionExample
 from gaudi_datasets.detection.sources import DetectionSource, name_place
-from gaudi_datasets.drawing import add_caption, decode_image, draw_boxes, fit_image, join_images
+from gaudi_datasets.drawing import add_caption, decode_image, draw_boxes, fit_image, join_images, to_drawable
 from gaudi_datasets.errors import FlagError, UnsafeError
 from gaudi_datasets.memory import count_processors
 from gaudi_datasets.output_files import take_name
@@ -101,7 +101,8 @@ def draw_example(example: Example, class_names: Sequence[str]) -> Image.Image:
     image = decode_image(example.encoded, name)
     size = f"{image.width}x{image.height}"
     if isinstance(example, ClassificationExample):
-        return add_caption(fit_image(image), class_names[example.label], f"{name}, {size}")
+        title = to_drawable(class_names[example.label], example.label)
+        return add_caption(fit_image(image), title, f"{name}, {size}")
     drawn = draw_boxes(image, example.boxes_yxyx, example.labels, class_names, example.is_crowd)
     boxes = count_things(len(example.labels), "box")
     return add_caption(drawn, name, f"image {example.image_id}, {size}, {boxes}")

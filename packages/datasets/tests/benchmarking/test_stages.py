@@ -95,5 +95,6 @@ def test_smaller_images_are_tried_where_there_is_something_to_gain(coco: CocoSou
     found = try_smaller(examples, 12, measure, seconds=4)
     assert found is not None
     assert (found.short_side, found.images, found.milliseconds) == (24, 4, (9, 3))
+    assert found.larger == sum(min(example.height, example.width) > 24 for example in examples) > 0
     assert found.mean_bytes[0] == np.mean([len(example.encoded) for example in examples])
     assert found.mean_bytes[1] > 0

@@ -74,9 +74,17 @@ def test_a_machine_that_is_not_quiet_is_told_first() -> None:
 
 @pytest.mark.parametrize(("after", "told"), [(0.7, True), (2.4, False)])
 def test_smaller_images_are_told_where_they_were_faster(after: float, told: bool) -> None:
-    tried = replace(FAST, smaller=SmallerImages(600, 16, (9e5, 1e5), (2.5, after)))
+    tried = replace(FAST, smaller=SmallerImages(600, 16, 3, (9e5, 1e5), (2.5, after)))
     assert ("smaller images" in changes(tried)) == told
     assert as_json(tried, judge(tried, 2))["smaller_images"]["milliseconds_after"] == after
+
+
+def test_a_size_is_told_only_where_an_image_is_larger() -> None:
+    tried = [replace(FAST, smaller=SmallerImages(600, 16, larger, (9e5, 1e5), (2.5, 0.7))) for larger in (0, 1)]
+    texts = [judge(one, 2).changes[0] for one in tried]
+    assert [what for what, _ in texts] == ["JPEGs", "smaller images"]
+    assert ["600" in text for _, text in texts] == [False, True]
+    assert ["PNGs" in text for _, text in texts] == [True, False]
 
 
 def test_the_report_has_every_figure() -> None:

@@ -79,6 +79,32 @@ def test_what_is_no_image_is_left_out_and_named(tmp_path: Path) -> None:
         assert name in left_out
 
 
+@pytest.mark.parametrize("above", ["", "archive"])
+def test_a_folder_that_holds_images_is_a_class_and_no_wrapper(above: str, tmp_path: Path) -> None:
+    make(tmp_path / above, {"thing": 6, "thing/more": 2, "thing/less": 1})
+    (tmp_path / above / "thing" / ".hidden").mkdir()
+    data = open_data(tmp_path, val_share=0)
+    assert labels_of(data.train) == {"thing": 9}
+    assert data.notes == ()
+
+
+def test_a_hidden_image_makes_no_class(tmp_path: Path) -> None:
+    make(tmp_path / "archive", {"ant": 3, "bee": 2})
+    shutil.copy(tmp_path / "archive" / "ant" / "0.jpg", tmp_path / "archive" / "._0.jpg")
+    assert open_data(tmp_path).class_names == ("ant", "bee")
+
+
+def test_images_beside_the_classes_are_counted_as_images(tmp_path: Path) -> None:
+    make(tmp_path, {"ant": 3, "bee": 2})
+    for number in range(4):
+        shutil.copy(tmp_path / "ant" / "0.jpg", tmp_path / f"{number}.jpg")
+    (tmp_path / "README.md").write_text("x")
+    (tmp_path / "bee" / "gone.jpg").symlink_to(tmp_path / "bee" / "0.jpg")
+    notes = [note.removeprefix("train: left out ") for note in open_data(tmp_path, val_share=0).notes]
+    assert [note.split()[:2] for note in notes] == [["4", "images"], ["1", "name"]]
+    assert "README.md" in notes[1]
+
+
 def test_records_are_read_and_split(tmp_path: Path) -> None:
     make(tmp_path / "data", {"ant": 10, "bee": 10})
     write_records(FolderSource(tmp_path / "data"), tmp_path / "records", "train", shards=2)

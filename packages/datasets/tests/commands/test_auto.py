@@ -16,6 +16,8 @@ from PIL import Image
 
 from gaudi_datasets.classification import layouts as classification
 from gaudi_datasets.detection import layouts as detection
+from gaudi_datasets.errors import DataError
+from gaudi_datasets.linting.rules import OVERLAP, UNSCORED_NO_IMAGE
 
 run: Callable[..., int] = runpy.run_path(str(Path(__file__).parents[1] / "run_command.py"))["run_command"]
 
@@ -165,3 +167,55 @@ def test_a_folder_that_cannot_be_read_ends_the_program(
     for command in (["lint", "auto"], ["convert", "auto", "--output_dir", data.with_name("records")]):
         assert run(*command, "--data", data) == 74
         assert str(data / "deep") in capsys.readouterr().err
+
+
+MAKE_SENSE = "label_name,bbox_x,bbox_y,bbox_width,bbox_height,image_name\nant,1,2,3,4,0.png"
+TABLE = "filename,class,xmin,ymin,xmax,ymax\n" + "\n".join(f"{number}.png,ant,1,2,9,9" for number in range(10))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (MAKE_SENSE.encode(), ("label_name, bbox_x", "xmin, ymin")),
+        (b"ant/0.png,1,2,9,9,ant\n", ("ant/0.png, 1", "xmin, ymin")),
+        (TABLE.encode("utf-16"), ("in UTF-8",)),
+        (TABLE.encode("utf-16-le"), ("in UTF-8",)),
+    ],
+)
+def test_a_table_that_is_not_understood_is_no_class(
+    content: bytes, told: tuple[str, ...], classes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = classes / "boxes.csv"
+    table.write_bytes(content)
+    assert run("lint", "auto", "--data", classes) == 0  # beside two classes it is a stray one
+    shutil.rmtree(classes / "bee")
+    capsys.readouterr()
+    assert run("lint", "auto", "--data", classes) == 65
+    error = capsys.readouterr().err
+    assert all(words in error for words in ("boxes.csv", *told))
+    for path in (classes, table):
+        with pytest.raises(DataError) as caught:
+            detection.open_data(path)
+        assert all(words in str(caught.value) for words in ("boxes.csv", *told))
+    table.write_text(TABLE)
+    assert run("lint", "auto", "--data", classes) == 0
+
+
+def test_one_class_without_a_table_or_with_splits_is_read(classes: Path) -> None:
+    shutil.rmtree(classes / "bee")
+    assert run("lint", "auto", "--data", classes) == 0
+    (classes / "train").mkdir()
+    (classes / "ant").rename(classes / "train" / "ant")
+    (classes / "notes.csv").write_text(MAKE_SENSE)
+    assert run("lint", "auto", "--data", classes) == 0
+
+
+def test_advice_on_an_empty_class_is_of_its_split(classes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = classes.with_name("data")
+    shutil.copytree(classes, data / "train")
+    shutil.copytree(classes / "ant", data / "val" / "ant")
+    assert run("lint", "auto", "--data", data, "--json") == 0
+    splits = json.loads(capsys.readouterr().out)["splits"]
+    assert [list(splits[split]["counts"])[-1] for split in ("train", "val")] == [OVERLAP.name, UNSCORED_NO_IMAGE.name]
+    assert run("lint", "auto", "--data", data) == 0
+    assert "cannot be scored" in capsys.readouterr().out

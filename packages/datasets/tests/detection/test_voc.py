@@ -125,3 +125,45 @@ def test_an_image_set_is_read_as_utf_8(root: Path) -> None:
     with pytest.raises(DataError) as caught:
         read_voc(root, ["train"])
     assert caught.value.path == str(path)
+
+
+def make_days(root: Path, *names: str, width: int = 60) -> None:
+    """Write annotations in folders of Annotations/; those of day2 and later are wider."""
+    for name in names:
+        path = root / "Annotations" / f"{name}.xml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(annotation(path.stem, size=SIZE.replace("60", str(width + name.count("day2")))))
+
+
+@pytest.mark.parametrize("line", ["day2/0", "day2\\0.jpg 1", "JPEGImages/day2/0.png", "/a/Annotations/DAY2/0.xml -1"])
+def test_a_line_names_the_folder_of_its_annotation(root: Path, line: str) -> None:
+    make_days(root, "day1/0", "day2/0")
+    (root / "ImageSets" / "Main" / "train.txt").write_text(f"{line}\na\n")
+    found = [(one["id"], one["file_name"], one["width"]) for one in read_voc(root, ["train"])["images"]]
+    assert found == [(5, "day2/0.png", 61), (1, "a.png", 60)]
+
+
+def test_a_line_without_folder_must_fit_one_annotation(root: Path) -> None:
+    path = root / "ImageSets" / "Main" / "train.txt"
+    path.write_text("a\n0\n")
+    make_days(root, "day1/0")
+    assert [one["file_name"] for one in read_voc(root, ["train"])["images"]] == ["a.png", "day1/0.png"]
+    make_days(root, "day2/0")
+    with pytest.raises(DataError, match=r"day1/0\.xml .* Annotations/day2/0\.xml") as caught:
+        read_voc(root, ["train"])
+    assert (caught.value.path, caught.value.record) == (str(path), "line 2")
+    assert "day1/0" in str(caught.value.remedy)
+    make_days(root, "0")  # which is all that the line says
+    assert [one["file_name"] for one in read_voc(root, ["train"])["images"]] == ["a.png", "0.png"]
+
+
+def test_a_line_of_another_folder_names_no_annotation(root: Path) -> None:
+    make_days(root, "day1/0", "day2/1")
+    (root / "ImageSets" / "Main" / "train.txt").write_text("day2/0\n")
+    with pytest.raises(MissingInputError, match=r"day2/0\.xml"):
+        read_voc(root, ["train"])
+    (root / "JPEGImages" / "day3").mkdir(parents=True)
+    (root / "JPEGImages" / "day3" / "0.png").touch()
+    (root / "ImageSets" / "Main" / "train.txt").write_text("day3/0\n")
+    with pytest.raises(MissingInputError, match=r"day3/0\.xml"):
+        read_voc(root, ["train"])

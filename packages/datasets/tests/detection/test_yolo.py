@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from gaudi_datasets.detection.coco import PAST_EDGE, CocoAnnotations, parse_coco
+from gaudi_datasets.detection.layouts import open_data
 from gaudi_datasets.detection.records import write_records
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.detection.yolo import _parse_line, read_yolo
@@ -102,6 +103,7 @@ def test_folders_are_found_as_tools_write_them(folder: Path, text: str) -> None:
         ("train: images/train", "names is null"),
         ("train: images/train\nnames: {ant: 1}", r"names is \{"),
         ("train: images/train\nnames: {-1: ant}", r"the key -1"),
+        ("train: images/train\nnames: {0: ant, ~: bee}", r"the key null"),
         ("train: images/train\nnames: [1, 2]", r"names is \[1, 2\]"),
         ("train: images/train\nnames: [ant]\nnc: 2", "nc is 2, but names has 1"),
         ("names: [ant]", "train is null"),
@@ -227,3 +229,40 @@ def test_labels_may_end_in_capitals(folder: Path) -> None:
     labels = folder / "labels" / "train" / "a.txt"
     labels.rename(labels.with_suffix(".TXT"))
     assert np.diff(read(folder).box_splits).tolist() == [2, 0, 0]
+
+
+def move_below_images(folder: Path, name: str) -> Path:
+    """Move images to a folder of that name in images/set, and labels beside them; return the folder of the set."""
+    new = (folder / "images").rename(folder / "moved").parent / "images" / "set"
+    new.mkdir(parents=True)
+    (folder / "moved").rename(new / name)
+    for path in (folder / "labels").rglob("*.txt"):
+        path.rename(new / name / path.relative_to(folder / "labels"))
+    (new / "data.yaml").write_text(f"train: {name}/train\nval: {name}/val\nnames: [ant, bee]\n")
+    return new
+
+
+@pytest.mark.parametrize("name", ["photos", "images"])
+def test_labels_may_lie_beside_images_wherever_these_are(folder: Path, name: str) -> None:
+    (folder / "labels" / "val" / "d.txt").rename(folder / "images" / "val" / "d.TXT")
+    new = move_below_images(folder, name)
+    assert [np.diff(read(new, split).box_splits).tolist() for split in ("train", "val")] == [[2, 0, 0], [1]]
+    data = open_data(new)
+    assert data.val is not None
+    assert (len(data.train), len(data.val)) == (1, 1)
+    assert [note for note in data.notes if " 1 image " in note and "c.jpg" in note]
+
+
+def test_labels_in_their_folder_go_before_those_beside(folder: Path) -> None:
+    (folder / "images" / "train" / "a.txt").write_text("no labels")
+    assert np.diff(read(folder).box_splits).tolist() == [2, 0, 0]
+
+
+@pytest.mark.parametrize(("name", "place"), [("photos", "photos/train/a.txt"), ("images", "labels/train/a.txt")])
+def test_missing_labels_are_expected_in_the_data_set(folder: Path, name: str, place: str) -> None:
+    shutil.rmtree(folder / "labels")
+    new = move_below_images(folder, name)
+    with pytest.raises(MissingInputError) as caught:
+        read(new)
+    assert caught.value.path == str(new / place)
+    assert caught.value.remedy

@@ -175,7 +175,7 @@ def test_equal_names_in_many_folders_are_not_compared(tmp_path: Path, monkeypatc
         draw(tmp_path / "images" / str(number) / "1.jpg")
         annotate(tmp_path / "labels" / str(number) / "1.xml")
     draw(tmp_path / "images" / "0" / "1.jpg.png")
-    monkeypatch.delattr("gaudi_datasets.layouts.inventory._count_equal")
+    monkeypatch.delattr("gaudi_datasets.layouts.inventory.count_equal")
     inventory = Inventory(tmp_path)
     for number in range(4):
         assert inventory.find_image(f"labels/{number}/1.jpg", f"labels/{number}") == f"images/{number}/1.jpg"
@@ -258,6 +258,62 @@ def test_lists_of_voc_may_begin_with_a_mark_of_utf_8(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         read_boxes(tmp_path)
     assert caught.value.path == str(train)
+
+
+def make_days(root: Path, *days: str) -> Path:
+    """Write images of equal names in the folder of each day, with annotations; return the folder of the lists."""
+    for day in days:
+        for stem in STEMS:
+            draw(root / "JPEGImages" / day / f"{stem}.jpg")
+            annotate(root / "Annotations" / day / f"{stem}.xml", f"{stem}.jpg")
+    return root / "ImageSets" / "Main"
+
+
+@pytest.mark.parametrize("form", ["{}/{}", "JPEGImages/{}/{}.jpg", "{}\\{} 1", "/elsewhere/VOC/Annotations/{}/{}.xml"])
+def test_lists_of_voc_name_folders(form: str, tmp_path: Path) -> None:
+    lists = make_days(tmp_path, "day1", "day2", "day3")
+    named = {day: "\n".join(form.format(day, stem) for stem in STEMS) for day in ("day1", "day2", "day3")}
+    write(lists / "train.txt", f"{named['day1']}\n{named['day2']}\n")
+    write(lists / "val.txt", named["day3"])
+    images = {day: [f"JPEGImages/{day}/{stem}.jpg" for stem in STEMS] for day in named}
+    assert names_of(tmp_path) == {"train": images["day1"] + images["day2"], "val": images["day3"]}
+    assert not read_boxes(tmp_path).notes
+    (lists / "train.txt").unlink()
+    write(lists / "trainval.txt", "\n".join(named.values()))
+    assert names_of(tmp_path) == {"train": images["day1"] + images["day2"], "val": images["day3"]}
+
+
+def test_a_name_in_several_folders_is_refused_without_them(tmp_path: Path) -> None:
+    lists = make_days(tmp_path, "day1", "day2")
+    write(lists / "train.txt", "day1/a\nday2/b\n\nc\n")
+    with pytest.raises(DataError, match=r"day1/c\.xml .* Annotations/day2/c\.xml") as caught:
+        read_boxes(tmp_path)
+    assert (caught.value.path, caught.value.record) == (str(lists / "train.txt"), "line 4")
+    assert "day1/c" in str(caught.value.remedy)
+
+
+def test_what_a_list_names_in_a_folder_is_in_no_other(tmp_path: Path) -> None:
+    lists = make_days(tmp_path, "day1", "day2", "day3")
+    for name in ("Annotations/day2/a.xml", "JPEGImages/day3/b.jpg"):
+        (tmp_path / name).unlink()
+    for stem in STEMS:
+        (tmp_path / "Annotations" / "day3" / f"{stem}.xml").unlink()
+    write(lists / "train.txt", "day1/a\nday1/b\n")
+    write(lists / "val.txt", "day2/a\nday2/b\nday3/a\nday3/b\n")
+    assert names_of(tmp_path) == {
+        "train": ["JPEGImages/day1/a.jpg", "JPEGImages/day1/b.jpg"],
+        "val": ["JPEGImages/day2/b.jpg"],
+    }
+    assert [note for note in read_boxes(tmp_path).notes if "day2/a, day3/a, day3/b" in note]
+
+
+def test_lists_of_voc_may_name_other_folders_than_there_are(tmp_path: Path) -> None:
+    for stem in STEMS:
+        draw(tmp_path / "photos" / f"{stem}.jpg")
+        annotate(tmp_path / "annots" / f"{stem}.xml")
+    write(tmp_path / "train.txt", "\n".join(f"/data/JPEGImages/{stem}.jpg" for stem in STEMS[:2]))
+    write(tmp_path / "val.txt", "\n".join(f"photos/{stem}.jpg" for stem in STEMS[2:]))
+    assert names_of(tmp_path) == {"train": ["photos/a.jpg", "photos/b.jpg"], "val": ["photos/c.jpg", "photos/d.jpg"]}
 
 
 def test_lists_of_darknet_may_begin_with_a_mark_of_utf_8(tmp_path: Path) -> None:

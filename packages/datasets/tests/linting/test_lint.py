@@ -31,9 +31,11 @@ from gaudi_datasets.linting.rules import (
     MISLABELLED,
     MISSING,
     NO_BOX,
+    NO_IMAGE,
     NO_SIZE,
     OVERLAP,
     UNREADABLE,
+    UNSCORED_NO_IMAGE,
     UNUSED,
 )
 
@@ -134,7 +136,9 @@ def test_records_of_classes_are_linted(class_folder: Path, tmp_path: Path) -> No
     labels = labels_of_records(source)
     report = lint_classification(labels, (*source.class_names, "owl"), record_images(source), source.name)
     assert [(one.name, one.images) for one in report.classes] == [("cat", 2), ("dog", 2), ("owl", 0)]
-    assert [finding.rule.name for finding in report.findings] == [DUPLICATE.name, UNUSED.name]
+    assert [finding.rule.name for finding in report.findings] == [DUPLICATE.name, NO_IMAGE.name]
+    scored = lint_classification(labels, (*source.class_names, "owl"), record_images(source), source.name, scores=True)
+    assert [finding.rule for finding in scored.findings] == [DUPLICATE, UNSCORED_NO_IMAGE]
     assert report.losses == 0
 
 

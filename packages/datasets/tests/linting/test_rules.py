@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco
 from gaudi_datasets.linting.rules import (
     NO_BOX,
+    NO_IMAGE,
     NO_SIZE,
     PAST_EDGE,
     SAME_BOX,
+    UNSCORED,
+    UNSCORED_NO_IMAGE,
     UNUSED,
     ClassCount,
     count_boxes,
@@ -94,6 +97,14 @@ def test_a_class_with_only_crowds_cannot_be_learned() -> None:
     findings = find_box_faults(annotate((0, 5, [1, 2, 3, 4]), crowds=(1,)))
     unused = [finding.what for finding in findings if finding.rule == UNUSED]
     assert unused == ["class 'cat' (id 3)", "class 'dog' (id 5)"]
+
+
+def test_advice_on_an_empty_class_is_of_its_split_and_kind() -> None:
+    findings = find_box_faults(annotate((0, 5, [1, 2, 3, 4])), UNSCORED)
+    assert [finding.what for finding in findings if finding.rule == UNSCORED] == ["class 'cat' (id 3)"]
+    rules = (UNUSED, UNSCORED, NO_IMAGE, UNSCORED_NO_IMAGE)
+    assert ["boxes" in rule.name for rule in rules] == [True, True, False, False]
+    assert ["learned" in rule.advice for rule in rules] == [True, False, True, False]
 
 
 BOXES = st.tuples(st.integers(0, 3), st.sampled_from([3, 5]), st.lists(st.integers(-5, 305), min_size=4, max_size=4))

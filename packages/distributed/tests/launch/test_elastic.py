@@ -265,7 +265,7 @@ def test_too_few_hosts(run: Run, later: str, expected: int, word: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_those_that_wait_for_a_round_save_in_a_last_one_when_stopped(run: Run, number: signal.Signals) -> None:
-    """What they know is newer than the last checkpoint, and fewer than --min_np are enough for that."""
+    """They know more than the last checkpoint, and fewer than --min_np are enough to save it."""
     environ = {"TF_TEST_PATIENT": "1"}
     process = run.start(*BOTH, flags=("--min_np", "2", "--grace", f"{2 * SECONDS}"), environ=environ)
     run.assignment(1, 1)

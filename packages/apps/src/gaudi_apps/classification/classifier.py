@@ -23,6 +23,7 @@ from gaudi_apps.inference.predictor import Results, Trained, assign_all, name_mo
 from gaudi_apps.inference.visualizer import Image, add_title, enlarge
 from gaudi_apps.runtime.errors import require_argument
 from gaudi_datasets.classification.pipeline import MEAN_RGB, cut_square, prepare_image, prepare_pixels
+from gaudi_datasets.drawing import to_drawable
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_csv, write_json
 from gaudi_datasets.program import count_things
@@ -85,7 +86,7 @@ class Classification:
         """
         if self.read_pixels is None:
             raise DataError("classes without their image cannot be drawn", remedy="take them from Classifier.predict")
-        title = f"{self.names[0]} {self.probabilities[0]:.3f}"
+        title = f"{to_drawable(self.names[0], int(self.labels[0]))} {self.probabilities[0]:.3f}"
         return PIL.Image.fromarray(add_title(enlarge(self.read_pixels()), title))
 
     def _repr_html_(self) -> str:
@@ -260,7 +261,9 @@ class ClassResults(Results):
             {"class": self._names[label], "label": label, "probability": round(share, 6)} for label, share in pairs
         ]
         texts = [f"{one['class']} {one['probability']:.3f}" for one in classes]
-        row = self.add_image(image, add_title(enlarge(image.pixels), texts[0]) if self.draws else None)
+        best = classes[0]
+        title = f"{to_drawable(best['class'], best['label'])} {best['probability']:.3f}"
+        row = self.add_image(image, add_title(enlarge(image.pixels), title) if self.draws else None)
         row["classes"] = classes
         return [f"{image.name}: {', '.join(texts)}"]
 

@@ -20,6 +20,7 @@ from gaudi_apps.training.recipe import open_once
 from gaudi_apps.training.trainer import Batches, TrainingData
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
 from gaudi_datasets.classification.sources import open_split
+from gaudi_datasets.drawing import to_drawable
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.memory import SHARE_OF_FREE_MEMORY, measure_free_memory
 from gaudi_datasets.sampling import InputOptions
@@ -259,7 +260,7 @@ def draw_training_input(
             columns = (np.asarray(batch[name]) for name in ("images", "labels", "image_ids"))
             for image, label, image_id in zip(*columns, strict=True):
                 pixels = np.rint(np.clip(np.asarray(image, np.float32) + MEAN_RGB, 0, 255)).astype(np.uint8)
-                yield int(image_id), add_title(enlarge(pixels), class_names[label])
+                yield int(image_id), add_title(enlarge(pixels), to_drawable(class_names[label], int(label)))
 
     return write_first_images(output_dir, draw(), num_images)
 

@@ -29,6 +29,7 @@ from gaudi_apps.training.run_dir import ANALYSIS, RunFolder, write_analysis
 from gaudi_apps.training.trainer import Score
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
 from gaudi_datasets.classification.pipeline import eval_dataset
+from gaudi_datasets.drawing import to_drawable
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_json
 from gaudi_datasets.program import make_console
@@ -324,7 +325,8 @@ def _draw_mistakes(folder: Path, source: ClassificationSource, predictions: Pred
     paths = []
     for number, place in enumerate(predictions.find_mistakes(NUM_MISTAKES).tolist(), 1):
         example = source.read(place)
-        truth, taken = source.class_names[example.label], source.class_names[predictions.classes[place, 0]]
+        labels = example.label, int(predictions.classes[place, 0])
+        truth, taken = (to_drawable(source.class_names[label], label) for label in labels)
         title = f"{taken} {predictions.probabilities[place, 0]:.2f}, is {truth}"
         path = name_image(folder, example.file_name, example.image_id, ".png", prefix=f"mistake-{number:02}-")
         write_image(path, add_title(enlarge(decode_image(example.encoded)), title))

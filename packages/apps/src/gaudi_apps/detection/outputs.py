@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gaudi_apps.detection.detections import DRAWN_PER_IMAGE, Detect, Refinement, crop_boxes, to_records
-from gaudi_apps.inference.addresses import Address
-from gaudi_apps.inference.media import InputImage, Preprocessor, is_video
+from gaudi_apps.inference.addresses import Address, is_video
+from gaudi_apps.inference.media import InputImage, Preprocessor
 from gaudi_apps.inference.predictor import BATCH_BESIDE_OTHERS, LARGEST_BATCH, Results, find_inputs, predict_files
 from gaudi_apps.inference.tiles import Rows
 from gaudi_apps.inference.visualizer import add_title, draw_detections, write_image

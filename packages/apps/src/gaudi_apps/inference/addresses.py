@@ -20,7 +20,7 @@ import requests
 
 from gaudi_datasets.errors import FlagError, GaudiError, TransferError
 from gaudi_datasets.fetching.downloads import Download, Fetcher, Patience
-from gaudi_datasets.image_files import IMAGE_ENDINGS, check_image
+from gaudi_datasets.image_files import IMAGE_ENDINGS, check_image, read_image
 from gaudi_datasets.output_files import cut_name
 from gaudi_ops.files import open_regular_file, read_file
 from gaudi_ops.program import say
@@ -109,6 +109,20 @@ _REMEDY = "fix the address, or try again later"
 Source: TypeAlias = Path | Address
 
 
+def is_video(source: Source) -> bool:
+    """Return whether a file or an address gives frames.
+
+    Raises:
+        TransferError: a server has to be asked, and does not answer.
+    """
+    return source.is_video if isinstance(source, Address) else source.suffix.lower() in VIDEO_ENDINGS
+
+
+def is_live(source: Source) -> bool:
+    """Return whether frames come as they happen, and maybe without an end, as of a camera."""
+    return isinstance(source, Address) and source.suffix.lower() not in (*IMAGE_ENDINGS, *VIDEO_ENDINGS)
+
+
 def parse_address(text: str) -> Address | None:
     """Return the camera or the address that a text names; None for a path, as of a file whose name is a number.
 
@@ -167,6 +181,17 @@ def fetch_image(address: Address) -> bytes:
         finally:
             timer.cancel()
         return read_file(path)
+
+
+def read_encoded(source: Source) -> bytes:
+    """Read an image file, or fetch an image; return it upright, as a JPEG or PNG.
+
+    Raises:
+        MissingInputError, DataError, TransferError: see `read_image` and `fetch_image`.
+    """
+    if isinstance(source, Path):
+        return read_image(source).encoded
+    return check_image(fetch_image(source), str(source)).encoded
 
 
 def open_capture(source: Source) -> Any:

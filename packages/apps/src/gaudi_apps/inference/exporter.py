@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from gaudi_apps.inference.addresses import is_video, read_encoded
 from gaudi_apps.inference.converters import (
     TOLERANCE,
     Agreement,
@@ -45,7 +46,7 @@ from gaudi_apps.inference.exported_models import (
     import_runtime,
     open_exported,
 )
-from gaudi_apps.inference.media import find_files, is_video, read_encoded
+from gaudi_apps.inference.media import find_files
 from gaudi_apps.inference.quantization import AccuracyBound, quantize_onnx, quantize_tflite, write_openvino
 from gaudi_apps.runtime.errors import ExportError
 from gaudi_apps.training.run_dir import RunFolder
@@ -210,8 +211,7 @@ def choose_images(inference: Sequence[str], source: Any | None) -> list[bytes]:
         DataError: an image or a record is damaged.
     """
     if inference:
-        files = [path for path in find_files(inference) if not is_video(path)]
-        if not files:
+        if not (files := [path for path in find_files(inference) if not is_video(path)]):
             raise MissingInputError("--inference: names videos only; an export is checked on images, so add one")
         return [_require_decodable(read_encoded(files[at]), str(files[at])) for at in _spread(len(files))]
     if source is None:

@@ -8,7 +8,7 @@ import glob
 import itertools
 import math
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -19,12 +19,15 @@ import numpy.typing as npt
 import PIL.Image
 
 from gaudi_apps.inference import addresses
-from gaudi_apps.inference.addresses import VIDEO_ENDINGS, Address, Source, fetch_image, open_capture, parse_address
+from gaudi_apps.inference.addresses import VIDEO_ENDINGS, Address, Source, is_live, is_video, open_capture, read_encoded
 from gaudi_apps.inference.visualizer import Image, decode_image, to_pixels
 from gaudi_apps.runtime.errors import require_argument
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.image_files import IMAGE_ENDINGS, check_image, read_content, read_image
+from gaudi_datasets.image_files import IMAGE_ENDINGS, check_image, read_content
+from gaudi_datasets.layouts.inventory import is_visible
+from gaudi_datasets.program import count_things
 from gaudi_ops.errors import GaudiError
+from gaudi_ops.program import say
 
 
 @dataclass(frozen=True)
@@ -110,32 +113,22 @@ class InputImage:
         return f"{self.path}" if self.frame is None else f"{self.path}#{self.frame}"
 
 
-def find_files(inputs: Sequence[str]) -> list[Source]:
+def find_files(inputs: Sequence[str], *, tells: bool = False) -> list[Source]:
     """List the files of paths, folders and patterns, each once, in the order of the inputs and sorted within one.
 
     A file may have any ending. Of a folder and of a pattern (`*`, `?`, `[...]`, and `**` for all folders below) the
-    files with the ending of an image or a video are taken. A camera (``webcam:0``, or ``0`` where no file has this
+    files with the ending of an image or a video are taken, of a folder those that are not hidden; `tells` says how many
+    are in folders below it and not taken. A camera (``webcam:0``, or ``0`` where no file has this
     name) and an address (``http://``, ``https://``, ``rtsp://``) are opened when they are read.
 
     Raises:
         MissingInputError: a path is not there, or a folder or pattern gives no image or video.
         FlagError: an address is none that is read.
     """
-    return list(dict.fromkeys(path for text in inputs for path in _expand(text)))
-
-
-def is_video(source: Source) -> bool:
-    """Return whether a file or an address gives frames.
-
-    Raises:
-        TransferError: a server has to be asked, and does not answer.
-    """
-    return source.is_video if isinstance(source, Address) else source.suffix.lower() in VIDEO_ENDINGS
-
-
-def is_live(source: Source) -> bool:
-    """Return whether frames come as they happen, and maybe without an end, as of a camera."""
-    return isinstance(source, Address) and source.suffix.lower() not in (*IMAGE_ENDINGS, *VIDEO_ENDINGS)
+    files = list(dict.fromkeys(path for text in inputs for path in _expand(text)))
+    if tells:
+        _tell_not_taken(inputs, set(files))
+    return files
 
 
 # What is wrong with one file, and not with the disk or the system.
@@ -175,40 +168,42 @@ def read_images(
 
 
 def _expand(text: str) -> list[Source]:
-    address = parse_address(text)
-    if address is not None:
+    if (address := addresses.parse_address(text)) is not None:
         return [address]
     path = Path(os.path.expanduser(text))  # noqa: PTH111 - which leaves ~x where there is no user x
     if path.exists() and not path.is_dir():
         return [path]
     matches = glob.glob(str(path), recursive=True) if glob.has_magic(str(path)) else ()  # noqa: PTH207
-    usable = sorted(filter(_is_media, path.iterdir() if path.is_dir() else map(Path, matches)))
-    if not usable:
+    inside = (each for each in path.iterdir() if is_visible(each.name)) if path.is_dir() else map(Path, matches)
+    if not (usable := sorted(filter(_is_media, inside))):
         what, remedy = "is not there", "give images, videos, folders or patterns of them"
         if path.is_dir() or glob.has_magic(text):
             what = f"{'holds' if path.is_dir() else 'matches'} no image ({', '.join(IMAGE_ENDINGS)}) and no video"
-        if path.is_dir() and any(map(_is_media, itertools.islice(path.rglob("*"), _MOST_LOOKED_AT))):
+        if path.is_dir() and _find_below(path)[0]:
             remedy = f"give '{glob.escape(str(path))}/**', for folders in it do"
         raise MissingInputError(what, path=text, remedy=remedy)
     return list(usable)
 
 
-_MOST_LOOKED_AT = 10_000  # files and folders below a folder, for a remedy
+_MOST_LOOKED_AT = 10_000  # files and folders below a folder
+
+
+def _find_below(folder: Path) -> tuple[list[Path], bool]:
+    """List images and videos in the folders of a folder, as its pattern of `/**` does; tell whether these are all."""
+    found = glob.iglob(f"{glob.escape(str(folder))}/*/**", recursive=True)  # noqa: PTH207
+    return list(filter(_is_media, map(Path, itertools.islice(found, _MOST_LOOKED_AT)))), next(found, None) is None
+
+
+def _tell_not_taken(inputs: Sequence[str], taken: Set[Source]) -> None:
+    for folder in dict.fromkeys(Path(os.path.expanduser(text)) for text in inputs):  # noqa: PTH111 - as above
+        below, is_all = _find_below(folder) if folder.is_dir() else ([], True)
+        if left := [path for path in below if path not in taken]:
+            counted = ("" if is_all else "at least ") + count_things(len(left), "image or video file")
+            say(f"{folder}: {counted} in folders below not taken; give '{glob.escape(str(folder))}/**'", error=True)
 
 
 def _is_media(path: Path) -> bool:
     return path.suffix.lower() in (*IMAGE_ENDINGS, *VIDEO_ENDINGS) and not path.is_dir()  # bad ones are told when read
-
-
-def read_encoded(source: Source) -> bytes:
-    """Read an image file, or fetch an image; return it upright, as a JPEG or PNG.
-
-    Raises:
-        MissingInputError, DataError, TransferError: see `read_image` and `gaudi_apps.inference.addresses.fetch_image`.
-    """
-    if isinstance(source, Path):
-        return read_image(source).encoded
-    return check_image(fetch_image(source), str(source)).encoded
 
 
 DEFAULT_RATE = 25.0
@@ -355,8 +350,7 @@ def make_batches(
         for image in images:
             batch.append(image)
             num_bytes = sum(3 * one.height * one.width for one in batch)
-            is_full = len(batch) == batch_size or num_bytes > most_bytes
-            if is_full or is_live(image.path):  # what happens now is not shown later
+            if len(batch) == batch_size or num_bytes > most_bytes or is_live(image.path):  # what is now is shown now
                 full, batch = batch, []
                 yield full
     except Exception:

@@ -136,7 +136,8 @@ def find_inputs(inputs: Sequence[str], output_dir: Path) -> list[Source]:
     Raises:
         MissingInputError, FlagError: as by `find_files`; also where there are no others.
     """
-    files, own = find_files(inputs), {output_dir.resolve() / name for name in _read_manifest(output_dir / MANIFEST)}
+    files = find_files(inputs, tells=True)
+    own = {output_dir.resolve() / name for name in _read_manifest(output_dir / MANIFEST)}
     left = [path for path in files if isinstance(path, Address) or path.parent.resolve() / path.name not in own]
     told = f"{count_things(len(files) - len(left), 'file')} of an earlier prediction left out"
     if not left:
@@ -205,9 +206,8 @@ def predict_files(
                 for image, *rows in zip(batch, *outputs, strict=True):
                     if lines := results.add(image, *rows):
                         write_lines(*lines)
-                progress.update(
-                    places[batch[-1].path], f"{count_things(len(results.images), 'image')}, {results.count()}"
-                )
+                counted = f"{count_things(len(results.images), 'image')}, {results.count()}"
+                progress.update(places[batch[-1].path], counted)
         if not results.images:
             reason = f"; the first: {results.bad_files[0]['error']}" if results.bad_files else ""
             raise DataError(f"none of {len(files)} files can be used{reason}")

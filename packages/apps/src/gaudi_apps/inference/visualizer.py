@@ -204,6 +204,6 @@ def enlarge(image: Image) -> Image:
 def add_title(image: Image, title: str, detail: str = "") -> Image:
     """Put a line of text above an image, with a fainter detail behind it; text without room is cut.
 
-    Letters that the font lacks are left out.
+    Letters that the font lacks are question marks; names of classes come from `to_drawable`.
     """
     return np.array(add_caption(PIL.Image.fromarray(image), title, detail))

@@ -36,12 +36,14 @@ class SmallerImages:
     Attributes:
         short_side: in pixels that none exceeds.
         images: that were tried.
+        larger: of these, before.
         mean_bytes: of one, before and after.
         milliseconds: of processors, to decode what training needs of one, before and after.
     """
 
     short_side: int
     images: int
+    larger: int
     mean_bytes: tuple[float, float]
     milliseconds: tuple[float, float]
 
@@ -211,7 +213,8 @@ def try_smaller(
         measure(_Examples(some), range(len(some)), seconds=seconds / 2)["decode"] for some in (examples, changed)
     )
     sizes = [float(np.mean([len(example.encoded) for example in some])) for some in (examples, changed)]
-    return SmallerImages(short_side, len(examples), (sizes[0], sizes[1]), (before, after))
+    larger = sum(min(example.height, example.width) > short_side for example in examples)
+    return SmallerImages(short_side, len(examples), larger, (sizes[0], sizes[1]), (before, after))
 
 
 def store_smaller(example: Any, short_side: int) -> Any:

@@ -27,7 +27,8 @@ class Verdict:
         stage: that is the largest part of the work on an image.
         text: the reasons.
         changes: what to do, the most promising first, each by its name ("quiet machine", "storage", "memory",
-            "smaller images", "processors", "threads", "static batches" or "processes") and with what was measured.
+            "smaller images", "JPEGs", "processors", "threads", "static batches" or "processes") and with what was
+            measured.
     """
 
     bound: Bound
@@ -99,12 +100,15 @@ def _change_work(benchmark: Benchmark) -> tuple[Change, ...]:
     smaller = benchmark.smaller
     if smaller is not None and smaller.milliseconds[1] < _WORTH * smaller.milliseconds[0]:
         before, after = smaller.milliseconds
+        name, form = "JPEGs", "in place of PNGs"
+        if smaller.larger:
+            name, form = "smaller images", f"whose short side is at most {smaller.short_side} pixels"
         text = (
-            f"store JPEGs whose short side is at most {smaller.short_side} pixels: {smaller.images} of the images,"
+            f"store JPEGs {form}: {smaller.images} of the images,"
             f" stored so, take {after:.2f} ms of a processor to decode in place of {before:.2f}, and have"
             f" {smaller.mean_bytes[1] / 1e3:,.0f} kB in place of {smaller.mean_bytes[0] / 1e3:,.0f}"
         )
-        changes.append(("smaller images", text))
+        changes.append((name, text))
     if benchmark.kind == "detection" and benchmark.loader == "tensorflow":
         text = (
             "gaudi-datasets make-static-batches does all stages once, for ssd_train --static, which then only reads"

@@ -27,7 +27,7 @@ from gaudi_datasets.layouts.splitting import (
 from gaudi_datasets.program import count_things
 from gaudi_datasets.records.record_sets import find_splits
 
-__all__ = ["ClassificationData", "check_all", "open_data"]
+__all__ = ["ClassificationData", "check_all", "find_only_class", "open_data"]
 
 _REMEDY = "add a folder train/"
 _DEPTH = 3  # folders that hold one folder alone, as archives have them
@@ -131,16 +131,30 @@ def _open_classes(folder: Path, class_names: Sequence[str] | None, split: str, n
             notes.append(f"{split}: no image of {count_names(lacking, 'class')}")
     left_out: list[str] = []
     source = FolderSource(folder, class_names=class_names, left_out=left_out)
-    if left_out:
-        notes.append(f"{split}: left out {count_names(left_out, 'name', 'of no image')}")
+    beside = [name for name in left_out if _is_image(folder / name) and "/" not in name]
+    if beside:
+        notes.append(f"{split}: left out {count_names(beside, 'image', 'in no folder of a class')}")
+    if others := [name for name in left_out if name not in beside]:
+        notes.append(f"{split}: left out {count_names(others, 'name', 'of no image')}")
     return source
 
 
+def find_only_class(path: Path) -> Path | None:
+    """Find the folder of the class that `open_data` would read a folder as; None: of several, of splits, or none."""
+    root = _find_root(path)
+    if find_splits(path, "classification") or _find_splits(root, []):
+        return None
+    folders = list(filter(_has_images, _list_folders(root)))
+    return folders[0] if len(folders) == 1 else None
+
+
 def _find_root(path: Path) -> Path:
-    """Go down where a folder holds one folder alone that is no class, as archives have it."""
+    """Go down where a folder holds one folder alone that is no class, as archives have it; a class holds images."""
     for _ in range(_DEPTH):
         folders = _list_folders(path)
         if len(folders) != 1 or not _list_folders(folders[0]) or split_of_path(f"{folders[0].name}/x"):
+            break
+        if any(_is_image(each) and is_visible(each.name) for each in folders[0].iterdir()):
             break
         path = folders[0]
     return path
@@ -193,7 +207,11 @@ def _list_folders(folder: Path) -> list[Path]:
 
 def _has_images(folder: Path) -> bool:
     paths = (Path(place, name) for place, _, names in os.walk(folder, onerror=raise_error) for name in names)
-    return any(path.suffix.lower() in IMAGE_ENDINGS and path.is_file() for path in paths)
+    return any(map(_is_image, paths))
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in IMAGE_ENDINGS and path.is_file()
 
 
 def _require_known(names: Sequence[str], known: Sequence[str], split: str, path: Path) -> None:

@@ -172,6 +172,7 @@ def open_any(path: Path, *, val_share: float, seed: int) -> DetectionData | Clas
 
     Raises:
         MissingInputError, DataError, FlagError: as by `open_data` of its kind.
+        DataError: there is one class, and a table which may be of its boxes, but is not understood.
     """
     from gaudi_datasets.classification import layouts as classification
     from gaudi_datasets.detection import layouts as detection
@@ -179,8 +180,23 @@ def open_any(path: Path, *, val_share: float, seed: int) -> DetectionData | Clas
     from gaudi_datasets.records.record_sets import find_splits
 
     if path.is_dir() and not find_splits(path, "detection") and not find_candidates(path):
+        _require_no_table(path)
         return classification.open_data(path, val_share=val_share, seed=seed)
     return detection.open_data(path, val_share=val_share, seed=seed)
+
+
+def _require_no_table(path: Path) -> None:
+    from gaudi_datasets.classification.layouts import find_only_class
+    from gaudi_datasets.errors import DataError
+    from gaudi_datasets.layouts.tables import explain_rejected
+
+    folder = find_only_class(path)
+    if folder is not None and (rejected := explain_rejected(path)):
+        raise DataError(
+            f"one folder of images, {folder.name}/, is beside a table that is not understood: {rejected[0]}",
+            path=path,
+            remedy="make it a table of boxes, or move it away if the images are of one class",
+        )
 
 
 def print_layout(data: DetectionData | ClassificationData) -> None:

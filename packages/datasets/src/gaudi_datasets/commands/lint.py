@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from gaudi_datasets.commands.data_flags import (
@@ -55,6 +55,13 @@ class _CocoSets(CocoFlags):
         return str(self.annotations)
 
     @property
+    def scores(self) -> bool:
+        """Tell whether the set is for validation or test by its name."""
+        from gaudi_datasets.layouts.inventory import split_of_file  # NumPy, which --help does not need
+
+        return _is_scored(split_of_file(PurePosixPath(self.annotations).name))
+
+    @property
     def other(self) -> CocoFlags | None:
         if self.val_annotations is None:
             return None
@@ -73,6 +80,12 @@ class _VocSets(VocFlags):
         return f"{self.voc_dir} ({' '.join(self.image_sets)})"
 
     @property
+    def scores(self) -> bool:
+        from gaudi_datasets.layouts.inventory import LISTS
+
+        return all(_is_scored(LISTS.get(name, "")) for name in self.image_sets)
+
+    @property
     def other(self) -> VocFlags | None:
         return replace(self, image_sets=self.val_image_sets) if self.val_image_sets else None
 
@@ -87,6 +100,10 @@ class _YoloSets(YoloFlags):
     @property
     def name(self) -> str:
         return f"{self.data} ({self.image_set})"
+
+    @property
+    def scores(self) -> bool:
+        return _is_scored(self.image_set)
 
     @property
     def other(self) -> YoloFlags | None:
@@ -105,6 +122,10 @@ class _FolderSets(FoldersFlags):
         return str(self.folder)
 
     @property
+    def scores(self) -> bool:
+        return False  # a folder that no class has is none
+
+    @property
     def other(self) -> FoldersFlags | None:
         return None if self.val_folder is None else FoldersFlags(self.val_folder)
 
@@ -119,6 +140,12 @@ class _RecordSets(RecordsFlags):
     @property
     def name(self) -> str:
         return f"{self.data_dir}:{self.records}"
+
+    @property
+    def scores(self) -> bool:
+        from gaudi_datasets.layouts.inventory import LISTS
+
+        return _is_scored(LISTS.get(self.records, ""))
 
     @property
     def other(self) -> RecordsFlags | None:
@@ -211,6 +238,10 @@ class _LintAuto:
             _require_no_losses(sum(report.losses for report in reports.values()), self.data)
 
 
+def _is_scored(split: str) -> bool:
+    return split in ("val", "test")
+
+
 def _check_sheet(path: Path | None) -> None:
     if path is not None and path.suffix.lower() not in _SHEET_ENDINGS:
         raise ValueError(f"--sheet {path}: must end in one of {', '.join(_SHEET_ENDINGS)}")
@@ -259,7 +290,8 @@ def _lint_splits(
         name, others = f"{path} ({split})", None
         if split == "train" and len(images) > 1:
             others = join_images([images[other] for other in images if other != "train"])
-        report, boxes = _lint_images(source, annotated.get(split), images[split], name, others, progress)
+        about = images[split], name, others, progress
+        report, boxes = _lint_images(source, annotated.get(split), *about, scores=_is_scored(split))
         if split == "train":
             report = add_missing(report, getattr(data, "missing", ()))
         yield split, report, source, boxes
@@ -281,6 +313,8 @@ def _lint_images(
     name: str,
     others: ImageSet | None,
     progress: ProgressLine,
+    *,
+    scores: bool,
 ) -> tuple[LintReport, CocoAnnotations | None]:
     """Return the report on a data set of either kind, and its annotations, if it has boxes."""
     from gaudi_datasets.linting import lint
@@ -288,11 +322,11 @@ def _lint_images(
     class_names = getattr(source, "class_names", None)
     if class_names is None:
         annotations = lint.annotations_of_records(source) if annotated is None else annotated[0]
-        report = lint.lint_detection(annotations, images, name, others, progress)
+        report = lint.lint_detection(annotations, images, name, others, progress, scores=scores)
         return lint.add_unchecked(report, source), annotations
     files = getattr(source, "files", None)
     labels = lint.labels_of_records(source) if files is None else files.labels
-    report = lint.lint_classification(labels, class_names, images, name, others, progress)
+    report = lint.lint_classification(labels, class_names, images, name, others, progress, scores=scores)
     return lint.add_unchecked(report, source), None
 
 
@@ -309,7 +343,8 @@ def _lint(
     annotated = data.read() if isinstance(data, AnnotatedImages) else None
     source: Any = data.open()[0] if annotated is None else CocoSource(*annotated, keep_empty=True)
     name, images = source.name if annotated is None else data.name, _list_images(source, annotated)
-    report, boxes = _lint_images(source, annotated, images, name, others, ProgressLine("checking"))
+    about = images, name, others, ProgressLine("checking")
+    report, boxes = _lint_images(source, annotated, *about, scores=data.scores)
     return report, source, boxes
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Container, Sequence
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, ParseError
 
@@ -15,6 +16,7 @@ import defusedxml.ElementTree
 
 from gaudi_datasets.documents import read_lines, require_unique
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.layouts.inventory import count_equal, keep_best, walk_files
 from gaudi_ops.files import read_file
 
 IMAGE_FOLDER = "JPEGImages"
@@ -32,7 +34,8 @@ def read_voc(
     one by one agree. A box is xmin, ymin, xmax - xmin, ymax - ymin: VOC's definition has corners that count pixels
     from 1 with the last one inside, but the tools that write the format since (and the data here) write the edges, so
     that xmin == xmax is a box of no size and an image's right edge is its width. `difficult` objects become crowds,
-    which neither training nor scoring counts, as VOC's own scoring does.
+    which neither training nor scoring counts, as VOC's own scoring does. Annotations/ may have folders; the image of
+    Annotations/a/b.xml is a/b.jpg, and an image set names it by a/b, or by b where that is the only one.
 
     Args:
         root: the folder.
@@ -42,27 +45,23 @@ def read_voc(
     Raises:
         MissingInputError: a part of the folder, an image set, or an image's annotation is not there.
         FlagError: a class is given twice.
-        DataError: an image set is not in UTF-8, an annotation is no XML (or uses entities), an element is missing or no
-            number, or a class is not among `class_names`.
+        DataError: an image set is not in UTF-8, a line of it fits several annotations, an annotation is no XML (or uses
+            entities), an element is missing or no number, or a class is not among `class_names`.
     """
     require_unique(class_names or ())
     root = Path(root)
     folder = root / "Annotations"
-    files = {path.stem: path for path in sorted(folder.glob("*.xml"))}
+    paths = sorted(path for path in walk_files(folder) if path.suffix == ".xml") if folder.is_dir() else []
+    files = {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
     if not files:
         raise MissingInputError(
             "has no annotations *.xml", path=folder, remedy="give the folder that holds Annotations/"
         )
-    image_ids = {stem: number for number, stem in enumerate(files, 1)}
-    chosen = _read_image_sets(root, image_sets, files)
-    missing = next((stem for stem in chosen if stem not in files), None)
-    if missing is not None:
-        raise MissingInputError(
-            f"has no {missing}.xml, which an image set names", path=folder, remedy="add it or fix the set"
-        )
-    found = {stem: read_annotation(files[stem]) for stem in (chosen if class_names else files)}
-    class_names = class_names or sorted({name for stem in found for name in list_classes(files[stem], found[stem])})
-    images = [VocImage(image_ids[stem], files[stem], found[stem], _name_image(found[stem], stem)) for stem in chosen]
+    image_ids = {name: number for number, name in enumerate(files, 1)}
+    chosen = _read_image_sets(root, image_sets, list(files))
+    found = {name: read_annotation(files[name]) for name in (chosen if class_names else files)}
+    class_names = class_names or sorted({each for name in found for each in list_classes(files[name], found[name])})
+    images = [VocImage(image_ids[name], files[name], found[name], _name_image(found[name], name)) for name in chosen]
     return make_document(images, class_names)
 
 
@@ -123,34 +122,114 @@ def read_stated_size(content: VocAnnotation, path: Path) -> tuple[int, int]:
     return int(height), int(width)
 
 
-def find_stem(line: str, stems: Container[str]) -> str:
-    """Return the image that a line of an image set names, without its folder and its ending.
+class ListedAnnotations:
+    """Find the annotations that the lines of image sets name, by the longest ends of their paths.
 
-    Names may hold spaces, and a number may stand behind them. `stems` are the known ones; of a line that names none
-    of them it is the first word.
+    Args:
+        images: the image of each annotation, if it is known, both by their names from one folder.
+        folders: names of further folders with images: what a line names there is nowhere else.
     """
-    whole, stem = line.strip(), ""
-    for text in (whole, whole.rsplit(maxsplit=1)[0], whole.split()[0]):
-        name = text.replace("\\", "/").rpartition("/")[2]
-        for stem in (name, _ENDING.sub("", name)):
-            if stem in stems:
-                return stem
-    return stem
+
+    def __init__(self, images: Mapping[str, str | None], folders: Iterable[str] = ()) -> None:
+        # Of each annotation its folders and those of its image, the nearest first.
+        self._folders_of: dict[str, list[tuple[str, ...]]] = {}
+        self._by_stem: dict[str, list[str]] = defaultdict(list)
+        self._by_tail: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for name, image in images.items():
+            stem, places = PurePosixPath(name).stem, [_list_folders(each) for each in (name, image) if each is not None]
+            self._folders_of[name] = places
+            self._by_stem[stem].append(name)
+            for folder in {place[0].casefold() for place in places if place}:
+                self._by_tail[stem, folder].append(name)
+        self._known = {folder for _, folder in self._by_tail}.union(map(str.casefold, folders))
+        tops = [places[0][::-1] for places in self._folders_of.values()]
+        self._depth = count_equal(min(tops, default=()), max(tops, default=()), str)
+
+    def read_list(self, path: Path) -> tuple[list[str], list[str]]:
+        """Read a list: the annotations that it names, each once, and what its other lines name.
+
+        Raises:
+            DataError: it is not in UTF-8, or a line fits several annotations equally well.
+        """
+        found: dict[str, None] = {}
+        unknown: dict[str, None] = {}
+        for number, line in enumerate(read_lines(path), 1):
+            readings = list_readings(line)
+            names = next(filter(None, map(self._find, readings)), [])
+            if len(names) > 1:
+                shown = PurePosixPath(*self._inner_folders(names[0])[::-1], PurePosixPath(names[0]).stem)
+                raise DataError(
+                    f"{names[0]} and {names[1]} may both be {line.strip()!r}",
+                    path=path,
+                    record=f"line {number}",
+                    remedy=f"write the folder before the name, such as {shown}",
+                )
+            if names:
+                found[names[0]] = None
+            elif readings:
+                unknown[readings[-1].as_posix()] = None
+        return list(found), list(unknown)
+
+    def _find(self, wanted: PurePosixPath) -> list[str]:
+        """List the annotations that fit best."""
+        folders = _list_folders(wanted)
+        nearest = folders[0].casefold() if folders else ""
+        names = self._by_tail.get((wanted.name, nearest), [])
+        if not names and nearest not in self._known:
+            names = self._by_stem.get(wanted.name, [])
+        return keep_best(
+            names,
+            [
+                lambda name: max(count_equal(place, folders) for place in self._folders_of[name]),
+                lambda name: max(count_equal(place, folders, str) for place in self._folders_of[name]),
+                lambda name: self._inner_folders(name) == folders,
+            ],
+        )
+
+    def _inner_folders(self, name: str) -> tuple[str, ...]:
+        """List the folders of an annotation, the nearest first, below the one that all annotations share."""
+        folders = self._folders_of[name][0]
+        return folders[: len(folders) - self._depth]
 
 
-def _name_image(content: VocAnnotation, stem: str) -> str:
-    return stem + (Path(content.file_name).suffix or ".jpg")
+def list_readings(line: str) -> list[PurePosixPath]:
+    """List what a line of an image set may name, with and without its ending, the likeliest first.
+
+    Names may hold spaces, and a number may stand behind them. A blank line names nothing.
+    """
+    whole = line.strip().replace("\\", "/")
+    texts = (whole, whole.rsplit(maxsplit=1)[0], whole.split()[0]) if whole else ()
+    return [PurePosixPath(each) for text in texts for each in (text, _ENDING.sub("", text))]
 
 
-def _read_image_sets(root: Path, image_sets: Sequence[str], known: Container[str]) -> list[str]:
-    stems: list[str] = []
+def _list_folders(name: str | PurePosixPath) -> tuple[str, ...]:
+    return PurePosixPath(name).parts[-2::-1]
+
+
+def _name_image(content: VocAnnotation, name: str) -> str:
+    return name + (Path(content.file_name).suffix or ".jpg")
+
+
+def _read_image_sets(root: Path, image_sets: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return which of the annotations the image sets name, each once; names are without their ending."""
+    images = root / IMAGE_FOLDER
+    folders = {path.parent.name for path in walk_files(images)} if images.is_dir() else ()
+    listed = ListedAnnotations({f"Annotations/{name}.xml": f"{IMAGE_FOLDER}/{name}.jpg" for name in names}, folders)
+    chosen: list[str] = []
     for name in image_sets:
         path = root / "ImageSets" / "Main" / f"{name}.txt"
         if not path.is_file():
             there = ", ".join(sorted(other.stem for other in path.parent.glob("*.txt"))) or "none"
             raise MissingInputError(f"there is no such image set; there are: {there}", path=path)
-        stems += [find_stem(line, known) for line in read_lines(path) if line.strip()]
-    return list(dict.fromkeys(stems))
+        found, unknown = listed.read_list(path)
+        if unknown:
+            raise MissingInputError(
+                f"has no {unknown[0]}.xml, which an image set names",
+                path=root / "Annotations",
+                remedy=f"add it or fix {path.name}",
+            )
+        chosen += found
+    return [name.removeprefix("Annotations/").removesuffix(".xml") for name in dict.fromkeys(chosen)]
 
 
 def parse_xml(path: Path) -> Element:

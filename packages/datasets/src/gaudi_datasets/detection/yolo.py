@@ -6,8 +6,8 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Any, TypeVar
 
 from gaudi_datasets.documents import load_yaml, read_lines, shorten
 from gaudi_datasets.errors import DataError, MissingInputError
@@ -22,15 +22,17 @@ _FIELDS = "class cx cy w h"
 # it: less than a tenth of a pixel of 640.
 _ROUNDING = 1e-4
 
+AnyPath = TypeVar("AnyPath", bound=PurePath)
+
 
 def read_yolo(data: str | Path, image_set: str) -> tuple[dict[str, list[dict[str, Any]]], Path]:
     """Read one set of images as a COCO annotation document, for `parse_coco`, and the folder of its file names.
 
     Category ids are the class numbers plus 1, image ids 1..n by path. The YAML file gives `names` (a list, or an object
     by number, which may have gaps) and for each set a folder, a text file that lists images, or several of these,
-    relative to `path`, which is relative to the YAML file. The labels of images/a/b.jpg are labels/a/b.txt, a box a
-    line: class, and centre and size as shares of the image as people see it, turned as EXIF says. Without that file, or
-    when it is empty, there are no boxes.
+    relative to `path`, which is relative to the YAML file. The labels of images/a/b.jpg are labels/a/b.txt, or else
+    images/a/b.txt, a box a line: class, and centre and size as shares of the image as people see it, turned as EXIF
+    says. Without that file, or when it is empty, there are no boxes.
 
     Args:
         data: the YAML file.
@@ -119,9 +121,11 @@ def _class_names(document: dict[str, Any], path: Path) -> dict[int, str]:
         raise DataError(
             f"names is {shorten(names)}; it must be a list of the classes, each a text", path=path, field="names"
         )
-    wrong = next((number for number in listed if type(number) is not int or not 0 <= number < _MAX_CLASSES), None)
-    if wrong is not None:
-        raise DataError(f"names has the key {shorten(wrong)}; it must be a number from 0", path=path, field="names")
+    for number in listed:
+        if type(number) is not int or not 0 <= number < _MAX_CLASSES:
+            raise DataError(
+                f"names has the key {shorten(number)}; it must be a number from 0", path=path, field="names"
+            )
     if document.get("nc", len(listed)) not in (len(listed), max(listed) + 1):
         raise DataError(
             f"nc is {shorten(document['nc'])}, but names has {len(listed)}", path=path, remedy="fix one of the two"
@@ -157,7 +161,11 @@ def _find_images(document: dict[str, Any], data: Path, image_set: str, notes: li
     if not paths:
         raise DataError(f"{image_set} has no images", path=data, remedy="fix the folder")
     if not any(labels_of(path).exists() for path in paths):
-        raise MissingInputError("is not there, nor are the labels of any other image of it", path=labels_of(paths[0]))
+        raise MissingInputError(
+            "is not there, nor are the labels of any other image of it",
+            path=_expect_labels(paths[0], data),
+            remedy="put labels there, or beside the images",
+        )
     return paths
 
 
@@ -171,18 +179,31 @@ def _list_images(place: Path) -> Iterator[Path]:
             yield place.parent / line.strip()
 
 
-def labels_of(image: Path, *, look: bool = True) -> Path:
-    """Return the path with labels/ in place of the last images/; beside the image when there is none.
+def labels_of(image: Path) -> Path:
+    """Return the file of labels of an image, the first of `list_label_places` that is there; else the first of all.
 
-    It ends in .txt, or in .TXT where a `look` finds that alone.
+    It ends in .txt, or in .TXT where that alone is there.
     """
-    parts = list(image.parts)
+    places = list_label_places(image)
+    endings = (path for place in places for path in (place, place.with_suffix(".TXT")))
+    return next((path for path in endings if path.exists()), places[0])
+
+
+def list_label_places(image: AnyPath) -> list[AnyPath]:
+    """List where labels may be: the path with labels/ in place of the last images/, if it has that; the image's."""
+    beside, parts = image.with_suffix(".txt"), list(image.parts)
     for position in range(len(parts) - 2, -1, -1):
         if parts[position] == "images":
             parts[position] = "labels"
-            break
-    path = Path(*parts).with_suffix(".txt")
-    return upper if look and not path.exists() and (upper := path.with_suffix(".TXT")).exists() else path
+            return [type(image)(*parts).with_suffix(".txt"), beside]
+    return [beside]
+
+
+def _expect_labels(image: Path, data: Path) -> Path:
+    """Return where the labels of an image should be: beside it if images/ is no folder of the set, but above it."""
+    places = list_label_places(image)
+    shared = os.path.commonpath([os.path.normpath(data.parent.absolute()), image])
+    return next((place for place in places if place.is_relative_to(shared)), places[-1])
 
 
 def _read_boxes(

@@ -125,21 +125,17 @@ class Inventory:
         names = beside or (tails if parent.name else []) or self._by_name.get(key, [])
         parts = PurePosixPath(wanted).parts[::-1]
         ranks: list[Callable[[str], int]] = [
-            lambda name: _count_equal(PurePosixPath(name).parts[-2::-1], parts[1:]),
+            lambda name: count_equal(PurePosixPath(name).parts[-2::-1], parts[1:]),
             lambda name: PurePosixPath(name).parent == PurePosixPath(near),
             lambda name: not _MASKS.intersection(PurePosixPath(name.lower()).parts[:-1]),
             lambda name: "JPEGImages" in PurePosixPath(name).parts,
             lambda name: split_of_path(name) == split,
-            lambda name: _count_equal(PurePosixPath(name).parts, PurePosixPath(near).parts),
-            lambda name: _count_equal(
+            lambda name: count_equal(PurePosixPath(name).parts, PurePosixPath(near).parts),
+            lambda name: count_equal(
                 name.removesuffix(PurePosixPath(name).suffix * key[0]).split("/")[::-1], parts, str
             ),
         ]
-        for rank in ranks:
-            if len(names) < 2:
-                break
-            best = max(map(rank, names))
-            names = [name for name in names if rank(name) == best]
+        names = keep_best(names, ranks)
         if len(names) > 1:
             raise DataError(
                 f"{names[0]} and {names[1]} may both be the image {wanted!r}",
@@ -219,7 +215,17 @@ def _relate(folder: str, name: str, root: Path) -> str:
     return Path(folder, name).relative_to(root).as_posix()
 
 
-def _count_equal(first: Sequence[str], second: Sequence[str], fold: Callable[[str], str] = str.casefold) -> int:
+def keep_best(names: list[str], ranks: Iterable[Callable[[str], int]]) -> list[str]:
+    """Return the names of the highest rank, and of several the highest of the next rank, and so on."""
+    for rank in ranks:
+        if len(names) < 2:
+            break
+        best = max(map(rank, names))
+        names = [name for name in names if rank(name) == best]
+    return names
+
+
+def count_equal(first: Sequence[str], second: Sequence[str], fold: Callable[[str], str] = str.casefold) -> int:
     """Count the elements that two sequences begin with and that are equal when folded."""
     count = 0
     for one, other in zip(first, second, strict=False):

@@ -27,8 +27,9 @@ def read_boxes(path: Path, on_bad_image: OnBadImage = "fail") -> BoxSets:
         raise MissingInputError("there is no such file or folder", path=path, remedy="give a data set")
     candidates = find_candidates(path, on_bad_image)
     if not candidates:
+        rejected = "; ".join(tables.explain_rejected(path)[:_SHOWN])
         raise DataError(
-            "holds no annotations of boxes that are known",
+            f"holds no annotations of boxes that are known{rejected and f' ({rejected})'}",
             path=path,
             remedy="give a folder or file of COCO, Pascal VOC, YOLO, CSV, CVAT, Label Studio or LabelMe",
         )
@@ -106,6 +107,7 @@ def _is_top(path: Path) -> bool:
     return path in (home, *home.parents, Path(tempfile.gettempdir()))
 
 
+_SHOWN = 3  # tables in an error
 _ANNOTATIONS = ("annotation", "annotations", "annots", "label", "labels", "xml", "xmls")
 _TABLES = (coco_sets.find, tables.find, labelling_tools.find_cvat, labelling_tools.find_label_studio)
 _FILE_FINDERS = (voc_sets.find, *_TABLES)

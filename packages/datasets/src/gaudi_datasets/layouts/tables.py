@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
+from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.layouts.boxes import (
     ALL,
@@ -24,7 +26,7 @@ from gaudi_datasets.layouts.boxes import (
     parse_number,
     require_images,
 )
-from gaudi_datasets.layouts.inventory import Inventory, split_of_path
+from gaudi_datasets.layouts.inventory import Inventory, show_name, split_of_path
 from gaudi_ops.files import open_regular_file
 
 _COLUMNS = {
@@ -40,6 +42,7 @@ _COLUMNS = {
 }  # by their names in lower case
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 _NEEDED = ("image", "label", *_SIDES)
+_ENDINGS = (".csv", ".tsv")
 _SNIFFED = 4096
 _MID = "/m/"  # what Open Images' classes begin with
 
@@ -49,10 +52,14 @@ class _Table:
 
     def __init__(self, path: Path) -> None:
         with open_regular_file(path) as file:
-            lines = file.read(_SNIFFED).decode("utf-8-sig", errors="replace").splitlines()
+            sniffed = file.read(_SNIFFED)
+        self._is_text = _is_text(sniffed)
+        lines = sniffed.decode("utf-8-sig", errors="replace").splitlines()
         head = lines[0] if lines else ""
         self.path, self.delimiter = path, max(",;\t", key=head.count)
-        names = [name.strip().strip('"').lower() for name in head.split(self.delimiter)]
+        given = [name.strip().strip('"') for name in head.split(self.delimiter)]
+        names = [name.lower() for name in given]
+        self._header = ", ".join(given)
         self.columns = {
             field: names.index(found)
             for field, known in _COLUMNS.items()
@@ -63,6 +70,13 @@ class _Table:
     @property
     def has_boxes(self) -> bool:
         return all(name in self.columns for name in _NEEDED)
+
+    def explain(self) -> str:
+        """Return why it is no table of boxes."""
+        if not self._is_text:
+            return "is no table in UTF-8"
+        needed = ", ".join(_COLUMNS[name][0] for name in _NEEDED)
+        return f"has the columns {shorten(self._header)}; a table of boxes needs {needed}"
 
     def read(self) -> Iterator[tuple[int, Mapping[str, str]]]:
         """Yield the number of each line and its fields."""
@@ -87,12 +101,28 @@ class _Table:
 
 def find(inventory: Inventory, only: str = "") -> list[Candidate]:
     """List the way to read the tables of boxes in a folder, or `only` one of them."""
-    names = [name for name in inventory.list_files(".csv", ".tsv") if not only or name == only]
+    names = [name for name in inventory.list_files(*_ENDINGS) if not only or name == only]
     tables = {name: table for name in names if (table := _Table(inventory.root / name)).has_boxes}
     if not tables:
         return []
     first = inventory.root / next(iter(tables))
     return [Candidate("CSV", first, lambda: _read(inventory, tables, bool(only)))]
+
+
+def explain_rejected(path: Path) -> list[str]:
+    """Say of each table in a folder, or of one table, that is none of boxes, why it is not."""
+    root = path if path.is_dir() else path.parent
+    names = Inventory(path).list_files(*_ENDINGS) if path.is_dir() else [path.name]
+    tables = ((name, _Table(root / name)) for name in names if name.lower().endswith(_ENDINGS))
+    return [f"{show_name(name)} {table.explain()}" for name, table in tables if not table.has_boxes]
+
+
+def _is_text(sniffed: bytes) -> bool:
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(sniffed)  # which may end within a letter
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in sniffed  # as UTF-16 without a mark has them
 
 
 def _read(inventory: Inventory, tables: Mapping[str, _Table], is_alone: bool) -> BoxSets:

@@ -10,9 +10,10 @@ from pathlib import Path, PurePosixPath
 
 from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco
 from gaudi_datasets.detection.voc import (
+    ListedAnnotations,
     VocImage,
-    find_stem,
     list_classes,
+    list_readings,
     make_document,
     read_annotation,
     read_stated_size,
@@ -60,7 +61,7 @@ def _read(inventory: Inventory, names: Sequence[str]) -> BoxSets:
     files = {name: image for name, image in images.items() if image is not None}
     _require_unique(inventory, files)
     lists = _find_lists(inventory, names)
-    splits = _split_by_lists(inventory, lists, files, notes) if lists else _split_by_folders(files, notes)
+    splits = _split_by_lists(inventory, lists, images, notes) if lists else _split_by_folders(files, notes)
     classes = sorted({each for name in names for each in list_classes(inventory.root / name, contents[name])})
     if not classes:
         raise DataError("has no objects in its annotations", path=inventory.root, remedy="annotate some images")
@@ -136,18 +137,17 @@ def _is_sized(image: VocImage) -> bool:
         return False
 
 
-def _find_lists(inventory: Inventory, names: Sequence[str]) -> dict[str, dict[str, list[str]]]:
-    """Find the lists of images, such as ImageSets/Main/train.txt: by their folder, the stems of each split."""
+def _find_lists(inventory: Inventory, names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Find the lists of images, such as ImageSets/Main/train.txt: by the folder of a set, that of each split."""
     stems = {PurePosixPath(name).stem for name in names}
-    found: dict[str, dict[str, list[str]]] = defaultdict(dict)
+    found: dict[str, dict[str, str]] = defaultdict(dict)
     for name in inventory.list_files(".txt", everywhere=True):
         split = _LISTS.get(PurePosixPath(name).stem.lower())
         if split is None:
             continue
         lines = read_lines(inventory.root / name)
-        listed = [find_stem(line, stems) for line in lines if line.strip()]
-        if any(stem in stems for stem in listed):
-            found[PurePosixPath(name).parent.as_posix()][split] = list(dict.fromkeys(listed))
+        if any(each.name in stems for line in lines for each in list_readings(line)):
+            found[PurePosixPath(name).parent.as_posix()][split] = name
     by_root: dict[str, list[str]] = defaultdict(list)
     for folder in found:
         by_root[_root_of_lists(folder)].append(folder)
@@ -172,27 +172,34 @@ def _root_of_lists(folder: str) -> str:
 
 
 def _split_by_lists(
-    inventory: Inventory, lists: Mapping[str, Mapping[str, Sequence[str]]], files: Mapping[str, str], notes: list[str]
+    inventory: Inventory, lists: Mapping[str, Mapping[str, str]], images: Mapping[str, str | None], notes: list[str]
 ) -> dict[str, list[str]]:
-    """Return the annotations of each split, in the order of the lists."""
+    """Return the annotations of each split that have an image, in the order of the lists."""
     splits: dict[str, list[str]] = defaultdict(list)
+    folders = {PurePosixPath(image).parent.name for image in inventory.images}
     for root, sets in lists.items():
-        below = [name for name in files if root == "." or name.startswith(f"{root}/")]
-        name_of = {PurePosixPath(name).stem: name for name in below}
-        chosen = {split: list(stems) for split, stems in sets.items()}
+        below = {name: image for name, image in images.items() if root == "." or name.startswith(f"{root}/")}
+        listed = ListedAnnotations(below, folders)
+        chosen: dict[str, list[str]] = {}
+        unknown: list[str] = []
+        for split, path in sets.items():
+            if split != "trainval" or "train" not in sets:
+                chosen[split], others = listed.read_list(inventory.root / path)
+                unknown += others + [name for name in chosen[split] if images[name] is None]
         both = chosen.pop("trainval", [])
         if "train" not in chosen:
-            rest = {stem for stems in chosen.values() for stem in stems}
-            chosen["train"] = [stem for stem in both if stem not in rest]
-        unknown = [stem for stems in chosen.values() for stem in stems if stem not in name_of]
+            rest = {name for names in chosen.values() for name in names}
+            chosen["train"] = [name for name in both if name not in rest]
         if unknown:
-            notes.append(f"left out {count_names(unknown, 'listed name', 'without image or annotation')}")
-        for split, stems in chosen.items():
-            splits[split] += [name_of[stem] for stem in stems if stem in name_of]
+            notes.append(
+                f"left out {count_names(dict.fromkeys(unknown), 'listed name', 'without image or annotation')}"
+            )
+        for split, names in chosen.items():
+            splits[split] += [name for name in names if images[name] is not None]
     if not splits["train"]:
         raise DataError("lists no image for training", path=inventory.root, remedy="add ImageSets/Main/train.txt")
-    listed = {name for names in splits.values() for name in names}
-    unlisted = [name for name in files if name not in listed]
+    all_listed = {name for names in splits.values() for name in names}
+    unlisted = [name for name, image in images.items() if image is not None and name not in all_listed]
     if unlisted:
         notes.append(f"left out {count_names(unlisted, 'annotation', 'in no image set')}")
     return {split: names for split, names in splits.items() if names}

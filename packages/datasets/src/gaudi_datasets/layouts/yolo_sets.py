@@ -9,7 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco
-from gaudi_datasets.detection.yolo import count_keypoint_values, labels_of, make_document, read_class, read_yaml
+from gaudi_datasets.detection.yolo import (
+    count_keypoint_values,
+    labels_of,
+    list_label_places,
+    make_document,
+    read_class,
+    read_yaml,
+)
 from gaudi_datasets.documents import load_yaml, read_lines
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import IMAGE_ENDINGS
@@ -185,8 +192,8 @@ def _pair(inventory: Inventory, labels: Sequence[str]) -> dict[str, str]:
     # Of a.TXT and a.txt the last one is taken.
     known, pairs = {PurePosixPath(name).with_suffix(".txt").as_posix(): name for name in sorted(labels)}, {}
     for name in inventory.images:
-        below, beside = labels_of(Path("/", name), look=False).relative_to("/"), PurePosixPath(name).with_suffix(".txt")
-        label = next((known[each] for each in (below.as_posix(), beside.as_posix()) if each in known), None)
+        places = [place.as_posix() for place in list_label_places(PurePosixPath(name))]
+        label = next((known[place] for place in places if place in known), None)
         if label is not None:
             pairs[name] = label
     return pairs

@@ -22,8 +22,11 @@ from gaudi_datasets.linting.images import ImageSet, Progress, StoredImage, check
 from gaudi_datasets.linting.report import LintReport, sort_findings
 from gaudi_datasets.linting.rules import (
     MISSING,
+    NO_IMAGE,
     STRUCTURE,
     UNCHECKED,
+    UNSCORED,
+    UNSCORED_NO_IMAGE,
     UNUSED,
     Finding,
     count_boxes,
@@ -40,15 +43,20 @@ def lint_detection(
     name: str,
     others: ImageSet | None = None,
     progress: Progress | None = None,
+    *,
+    scores: bool = False,
 ) -> LintReport:
-    """Check the boxes of annotations, and decode every image; `others` are a set that should have none of these."""
+    """Check the boxes of annotations, and decode every image; `others` are a set that should have none of these.
+
+    `scores` tells that the set is for validation or test.
+    """
     report = LintReport(
         name,
         "detection",
         classes=count_boxes(annotations),
         boxes_kept=len(annotations.boxes_xywh),
         boxes_total=len(annotations.boxes_xywh) + len(annotations.faults),
-        findings=tuple(find_box_faults(annotations)),
+        findings=tuple(find_box_faults(annotations, UNSCORED if scores else UNUSED)),
     )
     return _add_images(report, images, others, progress)
 
@@ -60,13 +68,17 @@ def lint_classification(
     name: str,
     others: ImageSet | None = None,
     progress: Progress | None = None,
+    *,
+    scores: bool = False,
 ) -> LintReport:
     """Count the classes, and decode every image; `others` are a set that should have none of these.
 
-    The labels are those of the images that can be read, 0 for the first class.
+    The labels are those of the images that can be read, 0 for the first class. `scores` tells that the set is for
+    validation or test.
     """
     classes = count_labels(labels, class_names)
-    unused = [Finding(UNUSED, name, f"class {one.name!r}") for one in classes if not one.images]
+    rule = UNSCORED_NO_IMAGE if scores else NO_IMAGE
+    unused = [Finding(rule, name, f"class {one.name!r}") for one in classes if not one.images]
     report = LintReport(name, "classification", classes=classes, findings=tuple(unused))
     return _add_images(report, images, others, progress)
 

@@ -41,11 +41,15 @@ OVERLAP = Rule("in both sets", False, "a score on an image that was trained on s
 NO_BOX = Rule("image without a box", False, "left out of training, kept in evaluation")
 WRONG_AREA = Rule("wrong area", False, "without a mask it is width x height, which it is replaced by; fix it")
 UNCHECKED = Rule("data not checked", False, "a replaced shard or class would not be seen; convert the data again")
-UNUSED = Rule("class without boxes", False, "cannot be learned; leave it out, or add images of it")
+_NOT_LEARNED, _NOT_SCORED = "cannot be learned; leave it out, or add images of it", "cannot be scored; add images of it"
+UNUSED = Rule("class without boxes", False, _NOT_LEARNED)
+UNSCORED = Rule("class without boxes to score", False, _NOT_SCORED)  # of validation and test
+NO_IMAGE = Rule("class without images", False, _NOT_LEARNED)
+UNSCORED_NO_IMAGE = Rule("class without images to score", False, _NOT_SCORED)
 
 RULES = (
     STRUCTURE, MISSING, UNREADABLE, OTHER_SIZE, NO_SIZE, PAST_EDGE, REENCODED, MISLABELLED, TURNED, DUPLICATE,
-    SAME_BOX, WRONG_AREA, OVERLAP, NO_BOX, UNUSED, UNCHECKED,
+    SAME_BOX, WRONG_AREA, OVERLAP, NO_BOX, UNUSED, UNSCORED, NO_IMAGE, UNSCORED_NO_IMAGE, UNCHECKED,
 )  # fmt: skip
 
 
@@ -116,8 +120,8 @@ def image_rows(annotations: CocoAnnotations) -> npt.NDArray[np.int64]:
     return np.repeat(np.arange(len(annotations.image_ids)), np.diff(annotations.box_splits))
 
 
-def find_box_faults(annotations: CocoAnnotations) -> list[Finding]:
-    """Find boxes that are left out or doubled, images without one, and classes without one."""
+def find_box_faults(annotations: CocoAnnotations, unused: Rule = UNUSED) -> list[Finding]:
+    """Find boxes that are left out or doubled, images without one, and classes without one, which break `unused`."""
     row_of = {int(image_id): row for row, image_id in enumerate(annotations.image_ids)}
     findings = []
     for fault in annotations.faults:
@@ -131,7 +135,7 @@ def find_box_faults(annotations: CocoAnnotations) -> list[Finding]:
     for category in sorted(annotations.categories, key=lambda category: category.id):
         if category.id not in used:
             what = f"class {category.name!r} (id {category.id})"
-            findings.append(Finding(UNUSED, str(annotations.path), what))
+            findings.append(Finding(unused, str(annotations.path), what))
     rows = image_rows(annotations)
     keys = np.column_stack([rows, annotations.category_ids, annotations.boxes_xywh])
     _, first, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
