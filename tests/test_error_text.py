@@ -30,6 +30,7 @@ from gaudi_apps.training.checkpoint import (
 )
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_apps.training.trainer import require_finite, require_finite_state
+from gaudi_datasets.documents import seal
 from gaudi_datasets.errors import GaudiError
 from gaudi_ops.program import describe_error
 
@@ -229,7 +230,8 @@ def test_errors_of_runs_print_as_they_are_kept(folder: Path) -> None:
     Path("broken", "run.json").write_text("[]")
     begin(RunFolder(Path("leaving")), settings)
     record = Path("leaving", "run.json")
-    record.write_text(record.read_text().replace("history.jsonl", "../notes"))
+    changed = json.loads(record.read_text().replace("history.jsonl", "../notes"))
+    record.write_text(json.dumps(seal(changed)))
     damaged = CheckpointFolder(Path("without", "checkpoints"))
     damaged.save(3, {"kernel": np.zeros(2)}, {})
     (damaged.path(3) / "manifest.json").unlink()
