@@ -376,7 +376,7 @@ class ElasticRun:
             self._server.values.update({f"{SCOPE}/assignment_{worker}": nothing for worker in spare})
         assignments = self._rendezvous.start_round(hosts, now)
         if assignments is not None:
-            self._failed = None
+            self._failed, self._who_left = None, ""
             self._write(assignments)
             ranks = ", ".join(f"rank {assignment.rank} on {assignment.host}" for assignment in assignments.values())
             tell(f"round {self._rendezvous.number}: {ranks}")
