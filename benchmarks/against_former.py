@@ -1,15 +1,17 @@
-"""Compare steps, input and start with those of a former commit: `python -m benchmarks.against_former CHECKOUT`.
+"""Compare what programs do with a former commit: `python -m benchmarks.against_former CHECKOUT`.
 
-CHECKOUT is a worktree of the former commit. Both versions are run by this Python, each in a process of its own with the
-packages and the benchmarks of its own checkout, and take turns, of which the first does not count. A figure is the
-median time of this version over that of the former one; it must be at most `--most`. `--clock processor` compares the
-time of all its threads on processors, which other work on the machine changes little.
+Steps, input, conversion, checkpoints and starts are compared. CHECKOUT is a worktree of the former commit. Both
+versions are run by this Python, each in a process of its own with the packages and the benchmarks of its own checkout,
+and take turns, of which the first does not count. A figure is the median time of this version over that of the former
+one; it must be at most `--most`. `--clock processor` compares the time of all its threads on processors, which other
+work on the machine changes little.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import json
 import os
 import signal
@@ -102,6 +104,37 @@ def build_classification_input() -> Callable[[], object]:
     return read
 
 
+def build_conversion() -> Callable[[], object]:
+    """Return the writing of records of a thousand photographs with classes, which are in one folder for each class."""
+    from benchmarks.measurement import data_folder
+
+    its: Any = importlib.import_module("benchmarks.classification_input")
+    images = its.FolderSource(data_folder() / "clothing" / "train")
+    turns = itertools.count()
+
+    def write() -> None:
+        its.write_records(images, Path(f"records_{next(turns)}"), "train", shards=4, processes=1)
+
+    return write
+
+
+def build_checkpoint() -> Callable[[], object]:
+    """Return the writing of a checkpoint of the size of SSD-ResNet34 with its momentum, and the reading of it."""
+    import numpy as np
+
+    from gaudi_apps.training.checkpoint import CheckpointFolder
+
+    folder, random = CheckpointFolder(Path("checkpoints")), np.random.default_rng(0)
+    tensors = {f"kernel_{number}": random.standard_normal((512, 512, 3, 3), np.float32) for number in range(18)}
+    steps = itertools.count(1)
+
+    def save() -> None:
+        folder.save(next(steps), tensors, {})
+        folder.load_newest()
+
+    return save
+
+
 TURNS: Mapping[str, Callable[[], Callable[[], object]]] = {
     "ssd_step": build_ssd_step,
     "resnet_step": build_resnet_step,
@@ -109,6 +142,8 @@ TURNS: Mapping[str, Callable[[], Callable[[], object]]] = {
     "detection_input": build_detection_input,
     "mxnet_input": build_mxnet_input,
     "classification_input": build_classification_input,
+    "conversion": build_conversion,
+    "checkpoint": build_checkpoint,
 }
 # Commands, and the line that ends the measurement; none: the end of the process does.
 _TRAIN = ("--use_fake_data", "--batch_size", "8", "--steps", "1000", "--no_evaluate", "--model_dir", "run")
