@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -150,30 +149,31 @@ def open_source(config: SSDConfig, split: Split) -> DetectionSource:
     files, others = (data.train_annotations, data.train_images), (data.val_annotations, data.val_images)
     if split == "val":
         files, others = others, files
-    found = _open_files(*files, keep_empty=split == "val")
-    if found is None:
+    if files[0] is None or files[1] is None:
         raise MissingInputError(
             f"--data_dir, --{split}_annotations: not given; one of them must name the {split} images"
         )
-    found.follow(partial(_open_others, *others, keep_empty=split != "val"))
-    return found
+    return open_files((files[0], files[1]), others, split)
 
 
-def _open_others(annotations: str | None, images: str | None, *, keep_empty: bool) -> list[CocoSource]:
-    """Open the files of the other split, if they are there: an evaluation may be where the training images are not."""
-    with contextlib.suppress(MissingInputError):
-        return [*filter(None, [_open_files(annotations, images, keep_empty=keep_empty)])]
-    return []
-
-
-def _open_files(annotations: str | None, images: str | None, *, keep_empty: bool) -> CocoSource | None:
-    """Open the files that flags name; None where they name none."""
+def open_files(
+    files: tuple[str | Path, str | Path], others: tuple[str | Path | None, str | Path | None], split: Split
+) -> CocoSource:
+    """Open COCO annotations and the folder of their images; those of the other split tell of turned images."""
     from gaudi_datasets.detection.coco import read_coco
     from gaudi_datasets.detection.sources import CocoSource
 
-    if annotations is None or images is None:
-        return None
-    return CocoSource(read_coco(annotations), images, keep_empty=keep_empty)
+    def find_others() -> list[CocoSource]:
+        annotations, images = others
+        if annotations is None or images is None:
+            return []
+        with contextlib.suppress(MissingInputError):  # an evaluation may be where the training images are not
+            return [CocoSource(read_coco(annotations), images, keep_empty=split != "val")]
+        return []
+
+    found = CocoSource(read_coco(files[0]), files[1], keep_empty=split == "val")
+    found.follow(find_others)
+    return found
 
 
 def find_split(mode: str) -> Split:

@@ -117,9 +117,9 @@ def find_files(inputs: Sequence[str], *, tells: bool = False) -> list[Source]:
     """List the files of paths, folders and patterns, each once, in the order of the inputs and sorted within one.
 
     A file may have any ending. Of a folder and of a pattern (`*`, `?`, `[...]`, and `**` for all folders below) the
-    files with the ending of an image or a video are taken, of a folder those that are not hidden; `tells` says how many
-    are in folders below it and not taken. A camera (``webcam:0``, or ``0`` where no file has this
-    name) and an address (``http://``, ``https://``, ``rtsp://``) are opened when they are read.
+    files with the ending of an image or a video are taken, and no hidden ones of a folder. A camera (``webcam:0``, or
+    ``0`` where no file has this name) and an address (``http://``, ``https://``, ``rtsp://``) are opened when they are
+    read. `tells` prints how many files in the folders below a folder are not taken.
 
     Raises:
         MissingInputError: a path is not there, or a folder or pattern gives no image or video.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gaudi_apps.detection.config import COCO_TRAIN_IMAGES
+from gaudi_apps.detection.data import open_files
 from gaudi_apps.detection.detections import make_category_config, read_categories
 from gaudi_apps.inference.media import Preprocessor
 from gaudi_apps.inference.visualizer import Image
@@ -40,7 +40,7 @@ from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_apps.training.run_dir import RunFolder
-    from gaudi_datasets.detection.sources import CocoSource, DetectionSource
+    from gaudi_datasets.detection.sources import DetectionSource
     from gaudi_models.weights import WeightsFile
 
 
@@ -333,24 +333,9 @@ def open_source(config: SSDMXNetConfig, split: Split) -> DetectionSource:
         return RecordSource(data.data_dir, split)
     if data.coco_root is None:
         raise MissingInputError(f"--coco_root, --data_dir: not given; one of them must name the {split} images")
-    found = _open_files(data.coco_root, data.dataset, split)
-    found.follow(partial(_open_others, data.coco_root, data.dataset, "train" if split == "val" else "val"))
-    return found
-
-
-def _open_files(root: str, dataset: str, split: Split) -> CocoSource:
-    from gaudi_datasets.detection.coco import read_coco
-    from gaudi_datasets.detection.sources import CocoSource
-
-    annotations, images = find_coco_files(root, dataset, split)
-    return CocoSource(read_coco(annotations), images, keep_empty=split == "val")
-
-
-def _open_others(root: str, dataset: str, split: Split) -> list[CocoSource]:
-    """Open the files of the other split, if they are there."""
-    with contextlib.suppress(MissingInputError):
-        return [_open_files(root, dataset, split)]
-    return []
+    other: Split = "train" if split == "val" else "val"
+    files, others = (find_coco_files(data.coco_root, data.dataset, each) for each in (split, other))
+    return open_files(files, others, split)
 
 
 def input_options(config: SSDMXNetConfig, run: RunSettings, batch_size: int | None = None) -> InputOptions:
