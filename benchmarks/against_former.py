@@ -3,8 +3,9 @@
 Steps, input, conversion, checkpoints and starts are compared. CHECKOUT is a worktree of the former commit. Both
 versions are run by this Python, each in a process of its own with the packages and the benchmarks of its own checkout,
 and take turns, of which the first does not count. A figure is the median time of this version over that of the former
-one; it must be at most `--most`. `--clock processor` compares the time of all its threads on processors, which other
-work on the machine changes little.
+one; it must be at most `--most`. Steps of TensorFlow are in bf16 where the processor has instructions for it, and in
+fp32 elsewhere, where one in bf16 takes minutes. `--clock processor` compares the time of all its threads on processors,
+which other work on the machine changes little.
 """
 
 from __future__ import annotations
@@ -34,19 +35,26 @@ INPUT_BATCHES = 40  # of a turn
 CLOCKS: Mapping[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
 
 
+def choose_dtype() -> str:
+    """Return the precision of TensorFlow's steps on this processor."""
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    return "bf16" if {"avx512_bf16", "amx_bf16"} & set(flags) else "fp32"
+
+
 def build_ssd_step() -> Callable[[], object]:
-    """Return a step of ssd_train, in bf16."""
+    """Return a step of ssd_train."""
     from benchmarks.ssd_step import BATCH, build_ours
 
-    return build_ours("bf16", BATCH)[0]
+    return build_ours(choose_dtype(), BATCH)[0]
 
 
 def build_resnet_step() -> Callable[[], object]:
-    """Return a step of a ResNet-50, in bf16."""
+    """Return a step of a ResNet-50."""
     from benchmarks.resnet_step import BATCH, build_ours, make_batch
 
-    step, _ = build_ours("resnet50", "bf16")
-    images, labels = make_batch(BATCH, "bf16")
+    dtype = choose_dtype()
+    step, _ = build_ours("resnet50", dtype)
+    images, labels = make_batch(BATCH, dtype)
     return lambda: float(step(images, labels))
 
 
@@ -145,6 +153,7 @@ TURNS: Mapping[str, Callable[[], Callable[[], object]]] = {
     "conversion": build_conversion,
     "checkpoint": build_checkpoint,
 }
+OF_TENSORFLOW = ("ssd_step", "resnet_step")  # in the precision that the processor computes fast
 # Commands, and the line that ends the measurement; none: the end of the process does.
 _TRAIN = ("--use_fake_data", "--batch_size", "8", "--steps", "1000", "--no_evaluate", "--model_dir", "run")
 STARTS: Mapping[str, tuple[Sequence[str], str]] = {
@@ -181,7 +190,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             }
             measured[name] = take_turns(candidates, options.rounds)
         ratios[name] = compare(measured[name])
-        print(describe(name, measured[name], options.most, options.clock), flush=True)
+        label = f"{name} ({choose_dtype()})" if name in OF_TENSORFLOW else name
+        print(describe(label, measured[name], options.most, options.clock), flush=True)
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
     return 1 if any(ratio > options.most for ratio in ratios.values()) else 0
