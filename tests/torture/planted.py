@@ -74,7 +74,7 @@ BUGS = (
     Bug(
         "files are written in place",
         FILES,
-        'with open(descriptor, "wb", closefd=_WINDOWS) as file:\n                yield file\n'
+        'with open(descriptor, "wb", _WRITTEN_AT_ONCE, closefd=_WINDOWS) as file:\n                yield file\n'
         "                file.flush()\n                if durable:\n                    os.fsync(file.fileno())\n"
         "            os.replace(draft, target)\n",
         'with open(target, "wb") as file:\n                yield file\n',

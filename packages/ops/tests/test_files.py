@@ -70,6 +70,35 @@ def test_files_above_the_limit_are_not_read(tmp_path: Path) -> None:
         assert file.read(2) == b"\0\0"
 
 
+@pytest.mark.parametrize("count", [0, 1, 2**16, 2**16 + 1, 300_000])
+def test_files_are_read_to_their_end_however_few_bytes_the_system_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    content = os.urandom(count)
+    (tmp_path / "x").write_bytes(content)
+    assert read_file(tmp_path / "x") == content
+    read = os.read
+    monkeypatch.setattr(os, "read", lambda descriptor, size: read(descriptor, min(size, 70_000)))
+    assert read_file(tmp_path / "x") == content
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system tells nothing by files")
+def test_files_whose_size_is_not_told_are_read() -> None:
+    assert read_file("/proc/self/status").startswith(b"Name:")
+
+
+def test_an_error_of_reading_a_whole_file_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x").touch()
+
+    def fail(descriptor: int, size: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "read", fail)
+    with pytest.raises(OSError, match="x") as caught:
+        read_file(tmp_path / "x")
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(tmp_path / "x"))
+
+
 def test_folders_and_missing_files_are_told_as_by_open(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         read_file(tmp_path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import io
 import json
@@ -39,6 +40,10 @@ MOST_TEXT_BYTES = 2**24
 
 _WINDOWS = os.name == "nt"  # which neither removes nor replaces what a process has open, and opens no folder
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+_READ_BYTES = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+_WRITTEN_AT_ONCE = 2**18  # bytes that are gathered; each record is several small pieces and an image
+_LEAST_READ = 2**16  # bytes asked for at once; some files of the system say that they have none
 _LEFTOVER = re.compile(r"\.unfinished\.[0-9a-f]{16}")
 _MOST_SECONDS = 0.5  # between two tries to lock
 _SILENT_SECONDS = 10.0  # of waiting for a lock, before a line tells for whom
@@ -79,34 +84,35 @@ def open_regular_file(path: PathName, mode: str = "rb", *, limit: int | None = N
     """
     if "w" in mode:
         raise ValueError("a file that is open for writing is half written; use write_atomically")
-    writes = "r" not in mode
-
-    def open_checked(name: str, flags: int) -> int:
-        flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
-        if writes and not _NO_LINK:  # the system does not look when it opens
-            with contextlib.suppress(FileNotFoundError):
-                _require_kind(Path(name).lstat(), name, writes=True)
-        try:
-            descriptor = os.open(name, flags | (_NO_LINK if writes else 0), 0o666)
-        except OSError as error:
-            if error.errno in (errno.ENXIO, errno.ELOOP, errno.EEXIST):  # a pipe or a socket, a link
-                _require_kind(Path(name).stat(follow_symlinks=not writes), name, writes=writes)
-            raise
-        try:
-            found = os.fstat(descriptor)
-            _require_kind(found, name, writes=writes)
-            _require_size(found.st_size, name, limit)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
-
-    raw = _NamedFile(path, "".join(letter for letter in mode if letter not in "bt"), opener=open_checked)
+    opener = functools.partial(_open_checked, writes="r" not in mode, limit=limit)
+    raw = _NamedFile(path, "".join(letter for letter in mode if letter not in "bt"), opener=opener)
     try:
         return _wrap(raw, mode, **options)
     except BaseException:
         raw.close()
         raise
+
+
+def _open_checked(name: str, flags: int, *, writes: bool, limit: int | None) -> int:
+    """Open a file as `os.open` does; see `open_regular_file`."""
+    if writes and not _NO_LINK:  # the system does not look when it opens
+        with contextlib.suppress(FileNotFoundError):
+            _require_kind(Path(name).lstat(), name, writes=True)
+    try:
+        descriptor = os.open(name, flags | _NO_WAITING | (_NO_LINK if writes else 0), 0o666)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.ELOOP, errno.EEXIST):  # a pipe or a socket, a link
+            _require_kind(Path(name).stat(follow_symlinks=not writes), name, writes=writes)
+        raise
+    try:
+        found = os.fstat(descriptor)
+        _require_kind(found, name, writes=writes)
+        if limit is not None and found.st_size > limit:
+            raise FileError(f"has {found.st_size} bytes; it may have {limit}", path=name, remedy="name a smaller file")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _wrap(raw: io.FileIO, mode: str, buffering: int = -1, **options: Any) -> IO[Any]:
@@ -160,9 +166,18 @@ class _NamedFile(io.FileIO):
 
 def read_file(path: PathName, *, limit: int | None = MOST_BYTES) -> bytes:
     """Read a whole file; see `open_regular_file`."""
-    with open_regular_file(path, limit=limit, buffering=0) as file:  # a buffer would double the calls
-        content: bytes = file.read()
-    return content
+    name, parts = os.fspath(path), []
+    # Not by a file of Python's, which asks the system twice as often: images are small, and many.
+    descriptor = _open_checked(name, _READ_BYTES, writes=False, limit=limit)
+    try:
+        size = max(os.fstat(descriptor).st_size, _LEAST_READ)
+        while part := os.read(descriptor, size + 1):
+            parts.append(part)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, name) from None
+    finally:
+        os.close(descriptor)
+    return b"".join(parts)
 
 
 def hash_file(path: PathName, algorithm: str = "sha256") -> str:
@@ -192,11 +207,6 @@ def _require_kind(found: os.stat_result, path: str, *, writes: bool) -> None:
         raise FileError(f"is {kind}; it must be a regular file", path=path, remedy="name a regular file")
 
 
-def _require_size(size: int, path: str, limit: int | None) -> None:
-    if limit is not None and size > limit:
-        raise FileError(f"has {size} bytes; it may have {limit}", path=path, remedy="name a smaller file")
-
-
 @contextlib.contextmanager
 def write_atomically(path: PathName, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """Open a file that replaces the one at `path` at the end, and is removed after an error.
@@ -216,7 +226,7 @@ def write_atomically(path: PathName, *, durable: bool = True) -> Iterator[IO[byt
         _require_kind(target.lstat(), str(target), writes=True)
     try:
         with _make_draft(target.parent) as (draft, descriptor):
-            with open(descriptor, "wb", closefd=_WINDOWS) as file:
+            with open(descriptor, "wb", _WRITTEN_AT_ONCE, closefd=_WINDOWS) as file:
                 yield file
                 file.flush()
                 if durable:
@@ -376,10 +386,8 @@ def _lock(descriptor: int) -> bool | None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    if descriptor < 0:
-        return True
     try:
-        return os.path.samestat(os.fstat(descriptor), path.lstat())
+        return descriptor < 0 or os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
         return False
 
@@ -429,9 +437,7 @@ def hold_lock(path: Path, *, waiting: Callable[[], None] | None = None) -> Itera
 
 def _tell_owner(path: Path) -> None:
     owner = read_owner(path)
-    told = (
-        f"process {owner.get('process')} on {owner.get('host')} since {owner.get('began')}" if owner else "another one"
-    )
+    told = f"process {owner.get('process')} on {owner.get('host')} since {owner.get('began')}" if owner else "another"
     say(f"{path}: is waited for, held by {told}; if that has ended, remove the file", error=True)
 
 
