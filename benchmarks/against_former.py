@@ -107,7 +107,7 @@ def build_classification_input() -> Callable[[], object]:
     dataset: Any = train_dataset(its.RecordSource(Path("records"), "train"), options)
 
     def read() -> None:
-        for _ in dataset.take(INPUT_BATCHES):
+        for _ in dataset.take(4 * INPUT_BATCHES):
             pass
 
     return read

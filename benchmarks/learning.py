@@ -13,7 +13,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,19 @@ from typing import Any
 from benchmarks.environments import TORCHVISION as TORCH
 from benchmarks.learners import ClassifierPeer, Learner, OurClassifier, Ours, Peer, TrainingError
 from benchmarks.learning_data import write_data
-from benchmarks.learning_table import FOLDER, Row, format_results, format_rows, list_margins
+from benchmarks.learning_table import (
+    FOLDER,
+    Row,
+    Sight,
+    add_sight,
+    format_results,
+    format_rows,
+    list_margins,
+    read_sights,
+    write_sights,
+)
 from benchmarks.results import describe_machine
+from gaudi_distributed.devices.machine import Machine, gather_processor
 
 
 @dataclass(frozen=True)
@@ -74,7 +85,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--variant", action="append", default=[], metavar="FLAGS", help="our program with these, too")
     parser.add_argument("--seed", type=int, default=0, help="of all trainings")
     parser.add_argument("--output", type=Path, default=Path("runs/learning"), help="folder of all runs")
-    parser.add_argument("--write_results", action="store_true", help="write the table of the task, to be committed")
+    parser.add_argument("--write_results", action="store_true", help="add to the tables of the task, to be committed")
     return parser
 
 
@@ -132,10 +143,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     margins = list_margins(chosen, task.ours.program)
     print("\n".join([format_rows(chosen), "", *(margin.describe() for margin in margins)]))
     if options.write_results:
-        text = format_results(describe_machine(), settings, chosen, margins, task.about)
-        task.results.write_text(text, encoding="utf-8")
-        print(f"written: {task.results}")
+        write_tables(task, settings, chosen)
     return 1 if any(row.note for row in chosen) or any(margin.is_behind for margin in margins) else 0
+
+
+def write_tables(task: Task, settings: Mapping[str, str], rows: Sequence[Row]) -> None:
+    """Add what was seen on this machine to what is known, and write the tables anew."""
+    instruction = gather_processor(Machine(), os.sched_getaffinity(0)).bf16_by
+    known = task.results.with_suffix(".json")
+    sights = add_sight(read_sights(known), Sight({**describe_machine(), "bfloat16": instruction}, settings, rows))
+    write_sights(known, sights)
+    task.results.write_text(format_results(sights, task.ours.program, task.about), encoding="utf-8")
+    print(f"written: {known}, {task.results}")
 
 
 def make_learners(options: argparse.Namespace, data: Path, output: Path) -> list[Learner]:

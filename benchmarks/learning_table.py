@@ -1,9 +1,14 @@
-"""The tables of `benchmarks.learning`: what each program reached in each budget, and who is ahead."""
+"""The tables of `benchmarks.learning`: what each program reached in each budget, and who is ahead.
+
+A table is of one machine, for another one does more or less in a minute, so programs are compared within it. What was
+seen on each is kept as JSON beside the tables, because all budgets together last longer than many machines are free.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.results import format_table
@@ -65,6 +70,48 @@ class Margin:
         )
 
 
+@dataclass(frozen=True)
+class Sight:
+    """What was seen on a machine.
+
+    Attributes:
+        machine: what describes it, by names; ``machine`` and ``bfloat16`` tell it from others.
+        settings: of each program, in a line.
+        rows: of all programs.
+    """
+
+    machine: Mapping[str, str]
+    settings: Mapping[str, str]
+    rows: Sequence[Row]
+
+    @property
+    def title(self) -> str:
+        """Return what it is called."""
+        return f"{self.machine['machine']}, bfloat16 by {self.machine['bfloat16'] or 'no instruction'}"
+
+
+def read_sights(path: Path) -> list[Sight]:
+    """Read what was seen before, as `write_sights` wrote it; nothing where there is no file."""
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return [Sight(one["machine"], one["settings"], [Row(**row) for row in one["rows"]]) for one in found]
+
+
+def write_sights(path: Path, sights: Iterable[Sight]) -> None:
+    """Write what was seen as JSON."""
+    path.write_text(json.dumps([asdict(one) for one in sights], indent=1) + "\n", encoding="utf-8")
+
+
+def add_sight(sights: Sequence[Sight], new: Sight) -> list[Sight]:
+    """Add what was seen now: its rows replace those of the same program, budget and machine."""
+    before = next((one for one in sights if one.title == new.title), None)
+    if before is None:
+        return [*sights, new]
+    fresh = {(row.program, row.minutes) for row in new.rows}
+    rows = [row for row in before.rows if (row.program, row.minutes) not in fresh]
+    both = replace(new, settings={**before.settings, **new.settings}, rows=[*rows, *new.rows])
+    return [both if one is before else one for one in sights]
+
+
 def list_margins(rows: Iterable[Row], ours: str) -> list[Margin]:
     """Compare the rows of ours with those of the others that have results, in each budget.
 
@@ -101,22 +148,20 @@ def format_share(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}".removeprefix("0")
 
 
-def format_results(
-    machine: Mapping[str, str],
-    settings: Mapping[str, str],
-    rows: Sequence[Row],
-    margins: Iterable[Margin],
-    about: str = "",
-) -> str:
-    """Format the file that is committed; `about` says what the figures are."""
+def format_results(sights: Iterable[Sight], ours: str, about: str) -> str:
+    """Format the file that is committed; `ours` is the name of ours, and `about` says what the figures are."""
     blocks = [
         "# Accuracy for processor-minutes",
         "Written by `python -m benchmarks.learning --write_results`. Minutes are user and system time of one\n"
         "processor that a training command was given, and took; each budget has a training of its own, whose\n"
-        f"schedule is fitted to it. {about}".rstrip(),
-        "\n".join(f"- {name}: {value}" for name, value in machine.items()),
-        "\n".join(f"- {name}: {value}" for name, value in settings.items()),
-        format_rows(rows),
-        "\n".join(f"- {margin.describe()}" for margin in margins),
+        f"schedule is fitted to it. {about} Programs are\ncompared within a machine, for another one does more or less in a minute.",
     ]
+    for sight in sights:
+        told = {name: value for name, value in sight.machine.items() if name not in ("machine", "bfloat16")}
+        blocks += [
+            f"## {sight.title}",
+            "\n".join(f"- {name}: {value}" for name, value in {**told, **sight.settings}.items()),
+            format_rows(sight.rows),
+            "\n".join(f"- {margin.describe()}" for margin in list_margins(sight.rows, ours)),
+        ]
     return "\n\n".join(block for block in blocks if block) + "\n"
