@@ -154,7 +154,8 @@ def format_results(sights: Iterable[Sight], ours: str, about: str) -> str:
         "# Accuracy for processor-minutes",
         "Written by `python -m benchmarks.learning --write_results`. Minutes are user and system time of one\n"
         "processor that a training command was given, and took; each budget has a training of its own, whose\n"
-        f"schedule is fitted to it. {about} Programs are\ncompared within a machine, for another one does more or less in a minute.",
+        f"schedule is fitted to it. {about} Programs are\n"
+        "compared within a machine, for another one does more or less in a minute.",
     ]
     for sight in sights:
         told = {name: value for name, value in sight.machine.items() if name not in ("machine", "bfloat16")}
