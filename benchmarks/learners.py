@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.environments import make_environment
+from benchmarks.environments import ROOT, make_environment
 from benchmarks.processor_time import ReadLine, run_measured
 from gaudi_apps.training.recipe import END_SECONDS, Length, Speed, count_epochs, fit_length
 from gaudi_datasets.detection.scoring import score_detections
@@ -142,7 +142,7 @@ class OurClassifier(Ours):
 
 
 class Peer:
-    """A program in PyTorch, in an environment of its own.
+    """Another program, in an environment of its own.
 
     Args:
         name: in the table.
@@ -154,6 +154,8 @@ class Peer:
         seed: of the training.
         flags: in addition.
     """
+
+    in_ours = False  # runs in our environment
 
     def __init__(
         self,
@@ -173,10 +175,7 @@ class Peer:
 
     def prepare(self, minutes: float) -> None:
         """Make the environment, and measure two short trainings; they are the same for all budgets."""
-        try:
-            self._python = make_environment(f"{Path(self._script).stem}_benchmark", self._requirements)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise TrainingError(f"{', '.join(self._requirements)} cannot be installed: {error}") from error
+        self._python = self._find_python()
         path = self.folder / "measured.json"
         if not path.exists():
             seconds = {epochs: self._train(epochs, self.folder / f"measured_{epochs}") for epochs in EPOCHS}
@@ -193,12 +192,28 @@ class Peer:
         self._run("detect", folder, [])
         return score_by_coco(self._data / "test.json", folder / "detections.json")
 
+    def _find_python(self) -> Path:
+        try:
+            return make_environment(f"{Path(self._script).stem}_benchmark", self._requirements)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise TrainingError(f"{', '.join(self._requirements)} cannot be installed: {error}") from error
+
     def _train(self, epochs: int, folder: Path) -> float:
         return self._run("train", folder, [f"--epochs={epochs}", f"--seed={self._seed}"])
 
     def _run(self, mode: str, folder: Path, flags: Sequence[str]) -> float:
         words = [str(self._python), str(SCRIPTS / self._script), mode, f"--data={self._data}", f"--output={folder}"]
-        return run([*words, *self._flags, *flags], folder.with_suffix(f".{mode}.log"), make_variables(ours=False))
+        variables = make_variables(ours=self.in_ours)
+        return run([*words, *self._flags, *flags], folder.with_suffix(f".{mode}.log"), variables)
+
+
+class KerasPeer(Peer):
+    """A program in Keras and tf.data, in our environment."""
+
+    in_ours = True
+
+    def _find_python(self) -> Path:
+        return Path(sys.executable)
 
 
 class ClassifierPeer(Peer):
@@ -280,7 +295,9 @@ def run(command: Sequence[str], log: Path, variables: Mapping[str, str], read_li
 
 def make_variables(*, ours: bool) -> dict[str, str]:
     """Return the environment of a program, which has one thread; that of others has none of our packages."""
-    variables = {name: value for name, value in os.environ.items() if ours or name != "PYTHONPATH"}
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if ours:
+        variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**variables, **ONE_THREAD, "PYTHONUNBUFFERED": "1"}
 
 

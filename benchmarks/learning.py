@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.against_former import choose_dtype
 from benchmarks.environments import TORCHVISION as TORCH
-from benchmarks.learners import ClassifierPeer, Learner, OurClassifier, Ours, Peer, TrainingError
+from benchmarks.learners import ClassifierPeer, KerasPeer, Learner, OurClassifier, Ours, Peer, TrainingError
 from benchmarks.learning_data import write_data
 from benchmarks.learning_table import (
     FOLDER,
@@ -58,7 +59,7 @@ class Task:
 TASKS = {
     "detection": Task(
         Ours,
-        ("ours", "ultralytics", "torchvision"),
+        ("ours", "ultralytics", "ssdlite", "ssd300", "keras"),
         (5.0, 10.0, 20.0, 40.0),
         FOLDER / "results_learning.md",
         "AP and AP50 are COCO's, of the test images, by one scorer for all.",
@@ -170,12 +171,22 @@ def make_learners(options: argparse.Namespace, data: Path, output: Path) -> list
             f"until the last 10 epochs), validated once, float32; seed {options.seed}"
         )
         learners.append(Peer("ultralytics YOLOv8n", settings, "ultralytics_yolo.py", (*TORCH, ULTRALYTICS), *places))
-    if "torchvision" in options.only:
+    ssds = {
+        "ssdlite": ("SSDLite320", "MobileNetV3, 320 pixels", ".15 for 192 images a step scaled to 24, cosine"),
+        "ssd300": ("SSD300", "VGG-16, 300 pixels", ".002 for 32 images a step scaled to 16, two drops"),
+    }
+    for recipe, (title, network, rate) in ssds.items():
+        if recipe in options.only:
+            settings = f"{TORCH[1]}, {network}, by its reference scripts (SGD, {rate}), float32; seed {options.seed}"
+            flags = [f"--recipe={recipe}"]
+            learners.append(Peer(f"torchvision {title}", settings, "torchvision_ssd.py", TORCH, *places, flags))
+    if "keras" in options.only:
+        dtype = choose_dtype()
         settings = (
-            f"{TORCH[1]}, MobileNetV3, 320 pixels, by the settings of its reference scripts (SGD, .15 for 192 images a "
-            f"step scaled to 24, cosine, crops by overlap), float32; seed {options.seed}"
+            f"ResNet-34, 300 pixels, as one would write it with Keras and tf.data (SGD, 2.5e-3 for 32 images a step "
+            f"scaled to 16, cosine, crops by overlap, flips, colours), {dtype}; seed {options.seed}"
         )
-        learners.append(Peer("torchvision SSDLite320", settings, "torchvision_ssdlite.py", TORCH, *places))
+        learners.append(KerasPeer("plain Keras SSD", settings, "keras_ssd.py", (), *places, [f"--recipe={dtype}"]))
     recipes = {
         "sgd": "SGD by the defaults of its script (.1 for 256 images, crops from .08, colours by .4)",
         "adamw": "AdamW (.001, decay .05), crops from .35, colours by .4",

@@ -298,7 +298,9 @@ def test_selection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = learning.parse([*words, "--budgets", "10,5", "--variant=--backbone resnet18"])
     assert options.budgets == (5.0, 10.0)
     names = [one.name for one in learning.make_learners(options, tmp_path, tmp_path)]
-    assert names == ["ssd_train", "ssd_train --backbone resnet18", "ultralytics YOLOv8n", "torchvision SSDLite320"]
+    ours, peers = names[:2], names[2:]
+    assert ours == ["ssd_train", "ssd_train --backbone resnet18"]
+    assert peers == ["ultralytics YOLOv8n", "torchvision SSDLite320", "torchvision SSD300", "plain Keras SSD"]
     assert learning.parse([*words, "--task", "classes"]).budgets == (2.0, 5.0, 10.0)
     options = learning.parse([*words, "--task", "classes", "--only", "ours", "timm_adamw"])
     names = [one.name for one in learning.make_learners(options, tmp_path, tmp_path)]

@@ -77,9 +77,14 @@ def test_files_are_read_to_their_end_however_few_bytes_the_system_gives(
     content = os.urandom(count)
     (tmp_path / "x").write_bytes(content)
     assert read_file(tmp_path / "x") == content
+    parts = [(0, 0), (0, count), (1, 70_001), (count, 5), (count + 5, 5), (70_000, 2 * count)]
+    assert [read_file(tmp_path / "x", start=start, count=most) for start, most in parts] == [
+        content[start : start + most] for start, most in parts
+    ]
     read = os.read
     monkeypatch.setattr(os, "read", lambda descriptor, size: read(descriptor, min(size, 70_000)))
     assert read_file(tmp_path / "x") == content
+    assert read_file(tmp_path / "x", start=1, count=200_000) == content[1:200_001]
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system tells nothing by files")

@@ -164,15 +164,17 @@ class _NamedFile(io.FileIO):
             raise OSError(error.errno, error.strerror, os.fspath(self.name)) from None
 
 
-def read_file(path: PathName, *, limit: int | None = MOST_BYTES) -> bytes:
-    """Read a whole file; see `open_regular_file`."""
+def read_file(path: PathName, *, limit: int | None = MOST_BYTES, start: int = 0, count: int | None = None) -> bytes:
+    """Read a whole file, or `count` bytes from `start` on, or as many as it has; see `open_regular_file`."""
     name, parts = os.fspath(path), []
     # Not by a file of Python's, which asks the system twice as often: images are small, and many.
     descriptor = _open_checked(name, _READ_BYTES, writes=False, limit=limit)
     try:
-        size = max(os.fstat(descriptor).st_size, _LEAST_READ)
-        while part := os.read(descriptor, size + 1):
+        os.lseek(descriptor, start, os.SEEK_SET)
+        left = max(os.fstat(descriptor).st_size, _LEAST_READ) + 1 if count is None else count
+        while left and (part := os.read(descriptor, left)):
             parts.append(part)
+            left -= len(part) if count is not None else 0
     except OSError as error:
         raise OSError(error.errno, error.strerror, name) from None
     finally:

@@ -18,7 +18,7 @@ from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import EncodedImage, check_image, to_rgb_jpeg
 from gaudi_datasets.layouts.file_checksums import find_checksums, require_checksum
-from gaudi_ops.files import open_regular_file, read_file
+from gaudi_ops.files import read_file
 
 PNG_FIX = "PNG made JPEG"
 
@@ -85,9 +85,8 @@ class FileList:
                     "was there and is gone", path=path, remedy="put it back, or start again without it"
                 ) from None
         size = int(self.sizes[row])
-        with open_regular_file(path, buffering=0) as file:  # opened anew: threads and processes share no position
-            file.seek(int(self.offsets[row]))
-            content = file.read(size)
+        # Opened anew: threads and processes share no position.
+        content = read_file(path, limit=None, start=int(self.offsets[row]), count=size)
         if len(content) != size:
             raise DataError("is cut off now", path=self.place(row), remedy="do not change the tar meanwhile")
         return content

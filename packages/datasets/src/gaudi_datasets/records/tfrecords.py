@@ -22,7 +22,7 @@ import numpy.typing as npt
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 from gaudi_datasets.errors import DataError
-from gaudi_ops.files import open_regular_file
+from gaudi_ops.files import open_regular_file, read_file
 
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
@@ -172,9 +172,8 @@ def read_record(place: RecordPlace) -> bytes:
     Raises:
         DataError: the content is not what was written.
     """
-    with open_regular_file(place.path, buffering=0) as file:  # own handle: threads share no position
-        file.seek(place.offset)
-        content = file.read(place.length)
+    # Opened anew: threads share no position.
+    content = read_file(place.path, limit=None, start=place.offset, count=place.length)
     if google_crc32c.value(content) != place.checksum:
         raise DataError(
             "its checksum is wrong, so it is damaged",

@@ -1,9 +1,10 @@
-"""SSDLite320 with MobileNetV3 from torchvision, by the settings of its reference scripts, from random weights.
+"""SSDLite320 with MobileNetV3 and SSD300 with VGG-16 from torchvision, by its reference scripts, from random weights.
 
-Those are: SGD with a rate of .15 for 192 images a step, which is scaled to the batch here, momentum .9, weight decay
-4e-5, a cosine by epochs, a warm-up of the first epoch, and the augmentation "ssdlite" (crops by overlap, flips). Runs
-where there is torchvision, and nothing of this project. Usage: python torchvision_ssdlite.py train|detect --data DATA
---output FOLDER [--epochs N] [--seed N]
+Recipe ``ssdlite``: SGD with a rate of .15 for 192 images a step, weight decay 4e-5, a cosine by epochs, crops by
+overlap and flips. ``ssd300``: a rate of .002 for 32, weight decay 5e-4, a tenth of the rate after two thirds of the
+epochs and a hundredth after eleven twelfths, colours and larger canvases in addition. Momentum is .9, rates are scaled
+to the batch, and the first epoch is a warm-up. Runs where there is torchvision, and nothing of this project. Usage:
+python torchvision_ssd.py train|detect --data DATA --output FOLDER --recipe ssdlite|ssd300 [--epochs N] [--seed N]
 """
 
 from __future__ import annotations
@@ -12,18 +13,35 @@ import json
 import math
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch  # type: ignore[import-not-found]
 from PIL import Image
 from program import parse, read_category_ids, read_images, to_records, write_detections  # type: ignore[import-not-found]
 from torchvision import tv_tensors  # type: ignore[import-not-found]
-from torchvision.models.detection import ssdlite320_mobilenet_v3_large  # type: ignore[import-not-found]
+from torchvision.models.detection import (  # type: ignore[import-not-found]
+    ssd300_vgg16,
+    ssdlite320_mobilenet_v3_large,
+)
 from torchvision.transforms import v2  # type: ignore[import-not-found]
 
-BATCH = 24
-PEAK_RATE = 0.15 * BATCH / 192
-MOMENTUM, WEIGHT_DECAY = 0.9, 4e-5
+MOMENTUM = 0.9
+
+
+class Recipe(NamedTuple):
+    """How a network is trained; `before` is done to images before they are cropped."""
+
+    batch: int
+    rate: float
+    weight_decay: float
+    before: tuple[Any, ...]
+
+
+CANVAS = v2.RandomZoomOut(fill={tv_tensors.Image: (123, 117, 104), "others": 0})  # of ImageNet's mean colour
+RECIPES = {
+    "ssdlite": Recipe(24, 0.15 * 24 / 192, 4e-5, ()),
+    "ssd300": Recipe(16, 0.002 * 16 / 32, 5e-4, (v2.RandomPhotometricDistort(), CANVAS)),
+}
 
 
 class Boxes(torch.utils.data.Dataset):
@@ -32,9 +50,10 @@ class Boxes(torch.utils.data.Dataset):
     Args:
         data: folder of the data set.
         split: of it.
+        before: what is done to an image before it is cropped.
     """
 
-    def __init__(self, data: Path, split: str) -> None:
+    def __init__(self, data: Path, split: str, before: tuple[Any, ...]) -> None:
         labels = {category_id: label for label, category_id in enumerate(read_category_ids(data), 1)}
         document = json.loads((data / f"{split}.json").read_text(encoding="utf-8"))
         self.targets: dict[int, list[Any]] = {image["id"]: [] for image in document["images"]}
@@ -45,7 +64,7 @@ class Boxes(torch.utils.data.Dataset):
                 self.targets[one["image_id"]].append(box)
         files = [(image, path) for image, path in read_images(data, split) if self.targets[image["id"]]]
         self.images = [(image, Image.open(path).convert("RGB")) for image, path in files]
-        steps = (v2.RandomIoUCrop(), v2.RandomHorizontalFlip(p=0.5), v2.ToImage())
+        steps = (v2.ToImage(), *before, v2.RandomIoUCrop(), v2.RandomHorizontalFlip(p=0.5))
         self.transform = v2.Compose([*steps, v2.ToDtype(torch.float32, scale=True), v2.SanitizeBoundingBoxes()])
 
     def __len__(self) -> int:
@@ -64,23 +83,31 @@ class Boxes(torch.utils.data.Dataset):
         return self.transform(image, target)
 
 
-def build(data: Path) -> Any:
-    """Build the network for the classes of a data set."""
-    classes = len(read_category_ids(data)) + 1
-    return ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=classes)
+def build(data: Path, name: str) -> Any:
+    """Build the network of a recipe for the classes of a data set."""
+    make = {"ssdlite": ssdlite320_mobilenet_v3_large, "ssd300": ssd300_vgg16}[name]
+    return make(weights=None, weights_backbone=None, num_classes=len(read_category_ids(data)) + 1)
 
 
-def train(data: Path, output: Path, epochs: int, seed: int) -> None:
+def find_share(name: str, part: float) -> float:
+    """Return the share of the highest rate when a part of all epochs, in 0..1, is over."""
+    if name == "ssdlite":
+        return 0.5 * (1 + math.cos(math.pi * part))
+    return 0.1 ** ((part >= 2 / 3) + (part >= 11 / 12))
+
+
+def train(data: Path, output: Path, epochs: int, seed: int, name: str) -> None:
     """Train for some epochs, and write the weights."""
     torch.manual_seed(seed)
     random.seed(seed)
-    dataset = Boxes(data, "train")
-    loader = torch.utils.data.DataLoader(dataset, BATCH, shuffle=True, collate_fn=lambda rows: tuple(zip(*rows)))  # noqa: B905
-    model = build(data).train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=PEAK_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+    batch, peak, decay, before = RECIPES[name]
+    dataset = Boxes(data, "train", before)
+    loader = torch.utils.data.DataLoader(dataset, batch, shuffle=True, collate_fn=lambda rows: tuple(zip(*rows)))  # noqa: B905
+    model = build(data, name).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=peak, momentum=MOMENTUM, weight_decay=decay)
     rising, step = max(1, len(loader) - 1), 0
     for epoch in range(epochs):
-        rate = PEAK_RATE * 0.5 * (1 + math.cos(math.pi * epoch / epochs))
+        rate = peak * find_share(name, epoch / epochs)
         for images, targets in loader:
             share = max(1e-3, min(1.0, step / rising))
             for group in optimizer.param_groups:
@@ -95,9 +122,9 @@ def train(data: Path, output: Path, epochs: int, seed: int) -> None:
 
 
 @torch.no_grad()
-def detect(data: Path, output: Path) -> None:
+def detect(data: Path, output: Path, name: str) -> None:
     """Detect on the test images."""
-    model = build(data)
+    model = build(data, name)
     model.load_state_dict(torch.load(output / "weights.pt"))
     model.eval()
     category_ids, records = read_category_ids(data), []
@@ -111,12 +138,12 @@ def detect(data: Path, output: Path) -> None:
 
 def main() -> None:
     """Train or detect, as the command line says."""
-    options = parse(__doc__)
+    options = parse(__doc__, tuple(RECIPES))
     torch.set_num_threads(1)
     if options.mode == "train":
-        train(options.data, options.output, options.epochs, options.seed)
+        train(options.data, options.output, options.epochs, options.seed, options.recipe)
     else:
-        detect(options.data, options.output)
+        detect(options.data, options.output, options.recipe)
 
 
 if __name__ == "__main__":
