@@ -72,7 +72,7 @@ class Margin:
 
 @dataclass(frozen=True)
 class Sight:
-    """What was seen on a machine.
+    """A machine, and the trainings that were seen there.
 
     Attributes:
         machine: what describes it, by names; ``machine`` and ``bfloat16`` tell it from others.

@@ -36,7 +36,8 @@ def train(data: Path, output: Path, epochs: int, seed: int, recipe: str) -> None
     records = output / "records"
     images = read_images(data, "train")
     if not records.exists():
-        write_records(read_coco(data / "train.json"), data / "images" / "train", records, split="train", shards=1)
+        truth = read_coco(data / "train.json")
+        write_records(truth, data / "images" / "train", records, split="train", keep_empty=False, shards=1)
     paths = [str(path) for path in sorted(records.glob("*.tfrecord"))]
     per_epoch = max(1, len(images) // BATCH)
     model = build_plain_ssd(len(read_category_ids(data)) + 1, POLICIES[recipe])

@@ -29,7 +29,7 @@ MOMENTUM = 0.9
 
 
 class Recipe(NamedTuple):
-    """How a network is trained; `before` is done to images before they are cropped."""
+    """The rules of a training; `before` is done to images before they are cropped."""
 
     batch: int
     rate: float

@@ -87,7 +87,7 @@ def test_files_are_read_to_their_end_however_few_bytes_the_system_gives(
     assert read_file(tmp_path / "x", start=1, count=200_000) == content[1:200_001]
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system tells nothing by files")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 def test_files_whose_size_is_not_told_are_read() -> None:
     assert read_file("/proc/self/status").startswith(b"Name:")
 

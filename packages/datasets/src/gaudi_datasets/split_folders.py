@@ -15,7 +15,7 @@ from typing import Literal
 from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.records.tfrecords import is_record_file
-from gaudi_ops.files import open_regular_file
+from gaudi_ops.files import read_file
 
 Content = Literal["records", "class folders", "images"]
 
@@ -120,5 +120,4 @@ def _is_empty(path: Path) -> bool:
 def _is_image(path: Path) -> bool:
     if not path.is_file():
         return False
-    with open_regular_file(path, buffering=0) as file:
-        return file.read(8).startswith(_IMAGE_STARTS)
+    return read_file(path, limit=None, count=8).startswith(_IMAGE_STARTS)

@@ -56,14 +56,12 @@ class FileList:
 
     def path(self, row: int) -> Path:
         """Return the path of the file on the disk that holds an image, which may be a tar."""
-        return Path(self._locate(row))
+        return Path(self._locate(row)) if self.offsets is None else self.root
 
     def _locate(self, row: int) -> str:
-        """Return the same as a text, in less time."""
-        if self.offsets is not None:
-            return str(self.root)
+        """Return the path of an image that is a file, as a text: a `Path` takes longer, and this is called for each."""
         folder = (self.class_names[self.labels[row]],) if self.in_class_folders else ()
-        return os.path.join(self.root, *folder, self.name(row))  # noqa: PTH118 - it is called for each image
+        return os.path.join(self.root, *folder, self.name(row))  # noqa: PTH118 - as above
 
     def place(self, row: int) -> str:
         """Return what messages call an image."""
@@ -76,8 +74,8 @@ class FileList:
             MissingInputError: it is gone.
             DataError: the tar has become shorter.
         """
-        path = self._locate(row)
         if self.offsets is None:
+            path = self._locate(row)
             try:
                 return read_file(path)
             except FileNotFoundError:
@@ -86,7 +84,7 @@ class FileList:
                 ) from None
         size = int(self.sizes[row])
         # Opened anew: threads and processes share no position.
-        content = read_file(path, limit=None, start=int(self.offsets[row]), count=size)
+        content = read_file(self.root, limit=None, start=int(self.offsets[row]), count=size)
         if len(content) != size:
             raise DataError("is cut off now", path=self.place(row), remedy="do not change the tar meanwhile")
         return content

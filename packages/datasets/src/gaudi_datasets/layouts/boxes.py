@@ -18,7 +18,7 @@ from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.layouts.checking import read_sizes
 from gaudi_datasets.layouts.inventory import SPLITS, Inventory, choose_notes, count_names, split_of_file
-from gaudi_ops.files import open_regular_file
+from gaudi_ops.files import read_file
 
 _BOTH = "trainval"
 ALL = ""
@@ -189,10 +189,9 @@ def parse_number(text: str | None, name: str, path: Path, record: str) -> float:
 
 def read_ends(path: Path, length: int = 2**16) -> tuple[bytes, bytes]:
     """Return the beginning of a file, without a mark of UTF-8, and its end from there on; it may be huge."""
-    with open_regular_file(path) as file:
-        head = file.read(length)
-        file.seek(max(file.tell(), path.stat().st_size - length))
-        return head.removeprefix(codecs.BOM_UTF8), file.read()
+    head = read_file(path, limit=None, count=length)
+    tail = read_file(path, limit=None, start=max(len(head), path.stat().st_size - length), count=length)
+    return head.removeprefix(codecs.BOM_UTF8), tail
 
 
 def assign_files(inventory: Inventory, names: Iterable[str], notes: list[str]) -> dict[str, str]:

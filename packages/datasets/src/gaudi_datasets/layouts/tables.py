@@ -27,7 +27,7 @@ from gaudi_datasets.layouts.boxes import (
     require_images,
 )
 from gaudi_datasets.layouts.inventory import Inventory, show_name, split_of_path
-from gaudi_ops.files import open_regular_file
+from gaudi_ops.files import open_regular_file, read_file
 
 _COLUMNS = {
     "image": ("filename", "image", "file_name", "file", "path", "imageid", "image_id"),  # an id only without a name
@@ -51,8 +51,7 @@ class _Table:
     """A table with a box a row: its delimiter, the place of each column, and whether boxes are in shares."""
 
     def __init__(self, path: Path) -> None:
-        with open_regular_file(path) as file:
-            sniffed = file.read(_SNIFFED)
+        sniffed = read_file(path, limit=None, count=_SNIFFED)
         self._is_text = _is_text(sniffed)
         lines = sniffed.decode("utf-8-sig", errors="replace").splitlines()
         head = lines[0] if lines else ""
@@ -196,8 +195,8 @@ def _read_class_names(inventory: Inventory) -> dict[str, str]:
     named: dict[str, str] = {}
     for name in inventory.list_files(".csv"):
         path = inventory.root / name
-        with open_regular_file(path) as file:
-            head = file.read(_SNIFFED).decode("utf-8-sig", errors="replace").splitlines()[:2]
+        sniffed = read_file(path, limit=None, count=_SNIFFED)
+        head = sniffed.decode("utf-8-sig", errors="replace").splitlines()[:2]
         if not any(line.startswith(_MID) and line.count(",") >= 1 for line in head):
             continue
         with open_regular_file(path, "r", encoding="utf-8-sig", errors="replace", newline="") as file:

@@ -24,7 +24,7 @@ from gaudi_datasets.image_files import IMAGE_ENDINGS
 from gaudi_datasets.layouts.boxes import ALL, BoxSets, Candidate, describe_splits, note_unused
 from gaudi_datasets.layouts.checking import read_sizes
 from gaudi_datasets.layouts.inventory import LISTS, Inventory, choose_notes, count_names, split_of_path
-from gaudi_ops.files import open_regular_file
+from gaudi_ops.files import read_file
 
 _SNIFFED = 4096
 _LISTS = {**LISTS, "trainval": "trainval"}
@@ -41,8 +41,7 @@ def find(inventory: Inventory, only: str = "") -> list[Candidate]:
 
 
 def _sniff(path: Path) -> bool:
-    with open_regular_file(path) as file:
-        return re.search(rb"<annotation[\s>]", file.read(_SNIFFED)) is not None
+    return re.search(rb"<annotation[\s>]", read_file(path, limit=None, count=_SNIFFED)) is not None
 
 
 def _read(inventory: Inventory, names: Sequence[str]) -> BoxSets:

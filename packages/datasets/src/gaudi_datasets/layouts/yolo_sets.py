@@ -32,7 +32,7 @@ from gaudi_datasets.layouts.inventory import (
     split_of_path,
 )
 from gaudi_datasets.program import count_things
-from gaudi_ops.files import open_regular_file, read_text
+from gaudi_ops.files import read_file, read_text
 
 _NAME_FILES = ("classes.txt", "obj.names", "data.names", "class_names.txt", "labels.txt")
 _YAML_STEMS = ("data", "dataset")
@@ -201,8 +201,7 @@ def _pair(inventory: Inventory, labels: Sequence[str]) -> dict[str, str]:
 
 def _has_boxes(path: Path) -> bool:
     """Tell whether a text file begins with a line of a box or an outline, or is empty."""
-    with open_regular_file(path) as file:
-        lines = file.read(_SNIFFED).removeprefix(codecs.BOM_UTF8).splitlines()[:1]
+    lines = read_file(path, limit=None, count=_SNIFFED).removeprefix(codecs.BOM_UTF8).splitlines()[:1]
     if not lines:
         return path.name not in _NAME_FILES
     fields = lines[0].decode("ascii", errors="replace").split()

@@ -63,8 +63,7 @@ def is_record_file(path: Path) -> bool:
     """Tell by its first twelve bytes whether a file holds records; False for an empty one, and for no plain file."""
     if not path.is_file():
         return False
-    with open_regular_file(path, buffering=0) as file:
-        header = file.read(_HEADER_BYTES)
+    header = read_file(path, limit=None, count=_HEADER_BYTES)
     return len(header) == _HEADER_BYTES and header[_LENGTH.size :] == _masked_checksum(header[: _LENGTH.size])
 
 
@@ -154,15 +153,12 @@ def holds_records(path: Path, table: npt.NDArray[np.int64]) -> bool:
         path: the file.
         table: of its records, see `decode_index`.
     """
-    with open_regular_file(path, buffering=0) as file:
-        for offset, length, checksum in table[[0, -1]].tolist() if len(table) else []:
-            file.seek(offset - _HEADER_BYTES)
-            packed = _LENGTH.pack(length)
-            if file.read(_HEADER_BYTES) != packed + _masked_checksum(packed):
-                return False
-            file.seek(offset + length)
-            if file.read(_CHECKSUM.size) != _mask(checksum):
-                return False
+    for offset, length, checksum in table[[0, -1]].tolist() if len(table) else []:
+        packed = _LENGTH.pack(length)
+        header = read_file(path, limit=None, start=offset - _HEADER_BYTES, count=_HEADER_BYTES)
+        after = read_file(path, limit=None, start=offset + length, count=_CHECKSUM.size)
+        if (header, after) != (packed + _masked_checksum(packed), _mask(checksum)):
+            return False
     return True
 
 
