@@ -312,7 +312,7 @@ def choose_recipe(
         Choice("warmup_epochs", choose_warmup(steps, per_epoch), WARMUP_REASON),
         Choice("label_smoothing", 0.1, "against overconfidence"),
         Choice("zero_gamma", True, "residual blocks begin as the identity"),
-        choose_average(steps),
+        *([] if config.pruning.pruning_method else [choose_average(steps)]),  # it would keep what is pruned
         Choice("training_dataset_cache", True, "reads each file once, if all fit into memory"),
     ]
     if not is_large:

@@ -39,6 +39,20 @@ def assert_same_state(one: Checkpoint, other: Checkpoint) -> None:
         np.testing.assert_allclose(tensor, other.tensors[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+def test_the_best_checkpoint_is_of_pruned_weights(run_classifier: Program, folders: Path, tmp_path: Path) -> None:
+    data, run = tmp_path / "data", tmp_path / "run"
+    for split in ("train", "validation"):
+        shutil.copytree(folders / split, data / split)
+    flags = ("--data", data, "--model_dir", run, "--image_size", 32, "--batch_size", 4, "--eval_epochs", 1)
+    prune = ("--pruning_method", "polynomial_decay", "--pruning_begin_step", 0, "--pruning_end_step", 4)
+    done = run_classifier(*flags, "--steps", 9, *prune, "--pruning_frequency", 1, "--pruning_final_sparsity", 0.75)
+    assert done.status == 0, done.err
+    rows = read_history(run / "evaluations.jsonl")
+    assert rows[0]["step"] < 5 <= CheckpointFolder(run / "best").steps()[0]
+    assert np.mean(load(run, "best").tensors["conv1/kernel"] == 0) == 0.75
+    assert not [name for name in load(run).tensors if "average" in name]
+
+
 @pytest.mark.slow
 def test_a_run_learns_and_leaves_what_belongs_to_it(train: Program, run_classifier: Program, tmp_path: Path) -> None:
     done = train(tmp_path, "--train_epochs", 8, "--vis_dataloader", "--warmup_epochs", 1)
@@ -273,7 +287,7 @@ def test_steps_that_xla_compiles_learn_the_same(
     done = train(tmp_path / "plain", *flags, "--enable_xla")
     assert done.status == 78
     assert "enable_xla" in done.err
-    for refused in (("--use_horovod",), ("--mixup_alpha", 0.2)):
+    for refused in (("--use_horovod",), ("--mixup_alpha", 0.2), ("--pruning_method", "polynomial_decay")):
         done = train(tmp_path / "refused", *flags, "--enable_xla", *refused)
         assert (done.status, done.error.flag) == (64, "--enable_xla")
 

@@ -41,6 +41,12 @@ def check(found: ObjectDetections, number: int) -> None:
     np.testing.assert_allclose(found.boxes_yxyx[0] * [120, 150, 120, 150], box_of(number), atol=1e-3)
 
 
+def test_category_ids_may_be_an_array(oracle: Callable[..., Any], truth: dict[int, Any]) -> None:
+    detector = Detector(oracle(truth), NAMES, np.array([7, 9]))  # type: ignore[arg-type]
+    assert detector.categories == (Category(7, "red"), Category(9, "blue"))
+    assert [type(one.id) for one in detector.categories] == [int, int]
+
+
 @pytest.mark.parametrize(
     "make", [str, Path, Path.read_bytes, lambda path: decode_image(path.read_bytes()), PIL.Image.open]
 )

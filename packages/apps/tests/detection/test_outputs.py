@@ -121,6 +121,30 @@ def test_classes_are_chosen_by_name_or_id(
     assert find_labels((), CATEGORIES) is None
 
 
+def test_an_integer_is_an_id_and_a_text_first_a_name() -> None:
+    digits = tuple(Category(number, str(number - 1)) for number in (0, 1, 2))  # labels 1, 2, 3
+    cases: list[tuple[Any, set[int]]] = [
+        ([1], {2}),
+        (np.array([1, 2]), {2, 3}),
+        (np.int64(1), {2}),
+        (0, {1}),
+        (["1"], {3}),
+        ("1", {3}),
+        ("2", {3}),
+        ([0, "0"], {1, 2}),
+    ]
+    for given, labels in cases:
+        assert find_labels(given, digits) == frozenset(labels)
+    strangers: list[Any] = [-1, [np.int64(-1)], True, [True]]
+    for unknown in strangers:
+        with pytest.raises(FlagError) as refused:
+            find_labels(unknown, digits)
+        assert refused.value.flag == "--classes"
+    with pytest.raises(FlagError) as refused:
+        find_labels(8, (Category(7, "8"),))
+    assert "8 (7)" in (refused.value.remedy or "")
+
+
 @pytest.mark.parametrize(
     ("given", "suggested"), [("Reds", "red"), ("bleu", "blue"), ("8", "red (7)"), ("elephant", "blue (9)")]
 )

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import errno
+import io
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
+import numpy.typing as npt
+import PIL.Image
 import pytest
 
 from gaudi_apps.inference.visualizer import (
@@ -11,9 +16,11 @@ from gaudi_apps.inference.visualizer import (
     compare_images,
     draw_detections,
     name_image,
+    to_pixels,
     write_image,
 )
 from gaudi_datasets.drawing import class_colour, to_drawable
+from gaudi_datasets.errors import BadImageError
 
 NAMES = ["cat", "dog"]
 
@@ -91,3 +98,44 @@ def test_no_two_drawings_have_one_name(tmp_path: Path) -> None:
     for image_id, name in enumerate(["a-3.jpg", "a.jpg", "z/a.jpg", "y/a.png"], 1):
         taken.append(name_image(tmp_path, name, image_id, ".png", taken))
     assert [path.name for path in taken] == ["a-3.png", "a.png", "a-4.png", "a-5.png"]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_a_pil_image_that_is_cut_off_is_a_bad_image(kind: str) -> None:
+    buffer = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    PIL.Image.fromarray(noise).save(buffer, kind)
+    cut = buffer.getvalue()[: len(buffer.getvalue()) // 2]
+    with pytest.raises(BadImageError) as bad:
+        to_pixels(PIL.Image.open(io.BytesIO(cut)))
+    assert (bad.value.record, bad.value.path) == ("the image", None)
+
+
+def test_a_disk_that_fails_is_no_bad_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(image: PIL.Image.Image) -> None:
+        raise OSError(errno.EIO, "failed")
+
+    monkeypatch.setattr("PIL.ImageOps.exif_transpose", fail)
+    with pytest.raises(OSError) as caught:
+        to_pixels(PIL.Image.new("RGB", (2, 2)))
+    assert caught.value.errno == errno.EIO
+
+
+@pytest.mark.parametrize("mode", ["La", "RGBa"])
+def test_premultiplied_pixels_are_divided_by_alpha(mode: str) -> None:
+    plain = PIL.Image.new(mode.upper(), (3, 2), (200, 255) if mode == "La" else (200, 200, 200, 255))
+    assert to_pixels(plain.convert(mode)).tolist() == [[[200] * 3] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("values", "grey"),
+    [
+        (np.array([[0, 7, 255]], np.int32), [0, 7, 255]),
+        (np.array([[-3, 0, 9]], np.int32), [0, 0, 9]),
+        (np.array([[255, 256, 70000]], np.int32), [0, 1, 255]),
+        (np.array([[0, 255, 65535]], np.uint16), [0, 0, 255]),
+        (np.array([[7, 200, 255]], np.uint16), [0, 0, 0]),
+    ],
+)
+def test_the_upper_8_of_16_bits_are_kept(values: npt.NDArray[Any], grey: list[int]) -> None:
+    assert to_pixels(PIL.Image.fromarray(values)).tolist() == [[[value] * 3 for value in grey]]

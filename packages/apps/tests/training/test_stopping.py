@@ -46,6 +46,16 @@ def test_what_is_no_score_is_no_gain(score: float, ends: bool) -> None:
     assert (stop.reason is not None) == ends
 
 
+def test_scores_before_weights_are_a_result_decide_nothing() -> None:
+    scores = [(3, 0.9), (6, 0.8), (9, 0.4), (12, 0.3)]
+    whole, resumed = (EarlyStopping(target=0.85, patience=2, first_step=9) for _ in range(2))
+    assert [whole.update(step, score) for step, score in scores] == [False, False, True, False]
+    assert (whole.best, whole.best_step, whole.reason) == (0.4, 9, None)
+    resumed.load(json.loads(json.dumps(EarlyStopping(first_step=9).state())))
+    resumed.catch_up(scores)
+    assert resumed.state() == whole.state()
+
+
 @pytest.mark.parametrize(("before", "now", "kept"), [("a 1", "a 1", 1.0), ("a 1", "a 2", None), (None, "a 2", 1.0)])
 def test_scores_on_other_images_are_not_compared(before: str | None, now: str, kept: float | None) -> None:
     first, resumed = EarlyStopping(), EarlyStopping()

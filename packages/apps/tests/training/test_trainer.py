@@ -244,6 +244,24 @@ def test_a_run_that_is_stopped_saves_its_step(tmp_path: Path, stops_at: int) -> 
     assert list(run.saved) == sorted({*range(5, stops_at, 5), stops_at})
 
 
+@pytest.mark.parametrize("event", ["begin 3", "end 3"])
+def test_a_step_is_saved_once_for_a_request(tmp_path: Path, event: str) -> None:
+    class Asks(Run):
+        def on_step_begin(self, step: int) -> None:
+            super().on_step_begin(step)
+            if self.events[-1] == event:
+                self.trainer.request_save()
+
+        def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
+            super().on_step_end(step, logs)
+            if self.events[-1] == event:
+                self.trainer.request_save()
+
+    run = Asks(tmp_path, Slope())
+    assert run.train(make_plan(6, checkpoint_steps=100)) == 6
+    assert list(run.saved) == [3, 6]
+
+
 def test_a_stop_while_scoring_is_seen_before_the_next_step(tmp_path: Path) -> None:
     class Stopped(Run):
         def evaluate(self, step: int) -> None:

@@ -77,6 +77,12 @@ class ClassificationApplication(Application):
         return self.train_config.flags
 
     @property
+    def first_result_step(self) -> int:
+        """Return the first step whose weights are pruned as much as they will be."""
+        pruning = self.train_config.learning.pruning
+        return 0 if pruning is None else pruning.pruning_end_step + 1
+
+    @property
     def rate_needs_length(self) -> bool:
         """Tell whether the learning rate depends on the last step."""
         return self.train_config.rate.needs_length

@@ -379,9 +379,9 @@ def check_common(
     if pruning.pruning_method and config.run.ema_decay:
         reason = "the average of --ema_decay would keep what is pruned"
         raise FlagError(f"--pruning_method: {reason}", flag="--pruning_method", remedy="leave one of them out")
-    if config.device.enable_xla and config.training.mixup_alpha:
-        reason = "XLA has no operation that draws the shares of --mixup_alpha"
-        raise FlagError(f"--enable_xla: {reason}", flag="--enable_xla", remedy="leave one of them out")
+    if config.device.enable_xla and (config.training.mixup_alpha or pruning.pruning_method):
+        fault = "is slow at --pruning_method" if pruning.pruning_method else "cannot draw for --mixup_alpha"
+        raise FlagError(f"--enable_xla: XLA {fault}", flag="--enable_xla", remedy="leave one of them out")
     _check_data(config.data, mode, found)
     check_modes(config, mode, checkpoint=config.run.checkpoint, steps=steps, steps_flag=steps_flag)
     for name in ("max_frames", "save"):

@@ -257,8 +257,8 @@ def make_supervision(
     )
 
 
-def find_labels(classes: str | Sequence[str | int], categories: Sequence[Category]) -> frozenset[int] | None:
-    """Find the labels of classes that are given by name, or by the id of their category; None where none is given.
+def find_labels(classes: str | int | Sequence[str | int], categories: Sequence[Category]) -> frozenset[int] | None:
+    """Find the labels of classes; None where none is given. An integer is the id of a category, a text first a name.
 
     Raises:
         FlagError: a class is none of the detector's.
@@ -266,16 +266,17 @@ def find_labels(classes: str | Sequence[str | int], categories: Sequence[Categor
     by_name = {one.name: label for label, one in enumerate(categories, 1)}
     by_id = {str(one.id): label for label, one in enumerate(categories, 1)}
     labels = set()
-    for given in map(str, [classes] if isinstance(classes, str) else classes):
-        label = by_name.get(given) or by_id.get(given)
+    for given in [classes] if isinstance(classes, str | int | np.integer) else classes:
+        names, text = {} if isinstance(given, int | np.integer) else by_name, str(given)  # bools are ints and no ids
+        label = names.get(text) or by_id.get(text)
         if label is None:
-            nearest = difflib.get_close_matches(given.lower(), [name.lower() for name in by_name], n=3, cutoff=0.5)
-            known = [name for name in by_name if name.lower() in nearest]
+            nearest = difflib.get_close_matches(text.lower(), [name.lower() for name in names], n=3, cutoff=0.5)
+            known = [name for name in names if name.lower() in nearest]
             listed = known or [f"{one.name} ({one.id})" for one in categories[:20]]
             remedy = f"did you mean {' or '.join(known)}?" if known else f"give one of {', '.join(listed)}"
             raise FlagError(f"--classes {given}: is no class of the detector", flag="--classes", remedy=remedy)
         labels.add(label)
-    return frozenset(labels) if classes else None
+    return frozenset(labels) or None
 
 
 # ByteTrack joins two boxes by their overlap times the score, and begins a track where that of two frames is above .3:
@@ -342,7 +343,7 @@ class Refinement:
         batch_size: inputs at once, at most.
         score_threshold: of detections that are followed, as others would begin tracks of nothing, and of those that
             windows find.
-        classes: names or category ids of the classes to keep; none: all.
+        classes: names or category ids of the classes to keep, or one of them; none: all.
         agnostic: keep the best of boxes that overlap by half or more, whatever their classes.
         tiles: see `Tiles`; None: images are looked at as a whole only.
         track: follow objects through videos.
@@ -360,7 +361,7 @@ class Refinement:
         batch_size: int,
         *,
         score_threshold: float,
-        classes: str | Sequence[str | int] = (),
+        classes: str | int | Sequence[str | int] = (),
         agnostic: bool = False,
         tiles: int | str | None = None,
         track: bool = False,

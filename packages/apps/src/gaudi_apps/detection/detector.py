@@ -149,8 +149,8 @@ class Detector:
         box_voting: bool = False,
     ) -> None:
         self.class_names, self.image_size = tuple(class_names), image_size
-        ids = category_ids or range(1, len(self.class_names) + 1)
-        self.categories = tuple(Category(each, name) for each, name in zip(ids, class_names, strict=True))
+        ids = category_ids if len(category_ids) else range(1, len(self.class_names) + 1)
+        self.categories = tuple(Category(int(each), name) for each, name in zip(ids, class_names, strict=True))
         self._prepare = make_preprocessor(image_size)
         self._compute = tf.function(lambda x: find_boxes(model, x, box_voting), autograph=False, reduce_retracing=True)
 
@@ -199,7 +199,7 @@ class Detector:
         *,
         score_threshold: float = 0.3,
         batch_size: int = 16,
-        classes: str | Sequence[str | int] = (),
+        classes: str | int | Sequence[str | int] = (),
         agnostic_nms: bool = False,
         tiles: int | Literal["auto"] | None = None,
         track: bool = False,
@@ -212,7 +212,7 @@ class Detector:
                 of images.
             score_threshold: lowest score of a detection, 0 to 1; the network has none below .05.
             batch_size: largest number of images at once.
-            classes: names or category ids of the classes to detect, or one name; by default all.
+            classes: names or category ids (integers are ids) of the classes to detect, or one of them; by default all.
             agnostic_nms: keep the best of boxes that overlap by half or more, whatever their classes.
             tiles: side in pixels, 64 or more, of the windows in which larger photos are looked at, too; ``"auto"``:
                 twice the network's side; None: photos are looked at as a whole only.

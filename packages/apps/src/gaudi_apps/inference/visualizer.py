@@ -16,7 +16,8 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from gaudi_datasets.drawing import Outcomes, add_caption, draw_boxes, draw_outcomes, fit_image, join_images
-from gaudi_datasets.errors import DataError
+from gaudi_datasets.errors import BadImageError, DataError
+from gaudi_datasets.image_files import to_eight_bits
 from gaudi_ops.files import write_atomically, write_file
 
 Image = NDArray[np.uint8]
@@ -177,16 +178,24 @@ def decode_like_tensorflow(encoded: bytes, *, strict: bool = False) -> Image:
 def to_pixels(image: Any) -> Image:
     """Return an array or a PIL image as uint8 [height, width, 3], RGB; a PIL image is turned upright by EXIF.
 
+    Of 16 bits the upper 8 are kept, as of files; a PIL image of mode I without a value above 255 is taken as it is.
+
     Raises:
+        BadImageError: a PIL image cannot be decoded.
         DataError: it is of another type or shape.
     """
     if isinstance(image, PIL.Image.Image):
-        upright = PIL.ImageOps.exif_transpose(image)
-        if upright.mode.startswith("I"):  # 16 bits, of which the upper 8 are kept, as of files
-            values = np.clip(np.asarray(upright).astype(np.int64), 0, 0xFFFF) >> 8
-            upright = PIL.Image.fromarray(values.astype(np.uint8))
+        try:
+            upright = PIL.ImageOps.exif_transpose(image)  # reads its file
+        except Exception as error:  # of many types, as in gaudi_datasets.image_files.check_image
+            if isinstance(error, MemoryError) or getattr(error, "errno", None):  # the latter of the system
+                raise
+            raise BadImageError(f"cannot be decoded ({error})", record="the image", remedy="fetch it again") from None
+        if upright.mode != "I" or np.any(np.asarray(upright) > 0xFF):
+            upright = to_eight_bits(upright)
         if upright.mode == "F":
             raise DataError("an image is of floating-point numbers; scale them to 0..255 and give uint8")
+        upright = upright.convert(upright.mode.upper()) if upright.mode in ("La", "RGBa") else upright
         return np.asarray(upright.convert("RGB"), np.uint8)
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
         kind = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__

@@ -281,6 +281,11 @@ class Application(ABC):
         return self.config
 
     @property
+    def first_result_step(self) -> int:
+        """Return the first step whose weights are a result, see `EarlyStopping`."""
+        return 0
+
+    @property
     @abstractmethod
     def rate_needs_length(self) -> bool:
         """Return True if the learning rate depends on the last step, so that a resumed run must keep its length."""

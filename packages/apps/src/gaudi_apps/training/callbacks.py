@@ -115,6 +115,7 @@ class EarlyStopping(Callback):
     Args:
         target: the score to stop at; 0: none.
         patience: evaluations in a row without a better score to stop after; 0: never stop for that.
+        first_step: scores of earlier steps decide nothing, for their weights are no result, as before all are pruned.
 
     Attributes:
         best: the best score so far, -inf before the first one.
@@ -124,8 +125,8 @@ class EarlyStopping(Callback):
         scored_on: names the images of the scores; scores on others are not compared; empty: nothing is scored.
     """
 
-    def __init__(self, *, target: float = 0.0, patience: int = 0) -> None:
-        self._target, self._patience = target, patience
+    def __init__(self, *, target: float = 0.0, patience: int = 0, first_step: int = 0) -> None:
+        self._target, self._patience, self._first_step = target, patience, first_step
         self.best = -math.inf
         self.best_step = 0
         self.is_best = self.is_new = False
@@ -134,34 +135,34 @@ class EarlyStopping(Callback):
 
     def update(self, step: int, score: float) -> bool:
         """Take in the score after a step; return whether it is the best so far. NaN never is, and is not waited for."""
-        self.is_best = score > self.best
-        if math.isnan(score):
-            return False
+        counts = step >= self._first_step and not math.isnan(score)
+        self.is_best = counts and score > self.best
         if self.is_best:
             self.best, self.best_step, self._without_gain = score, step, 0
-        else:
+        elif counts:
             self._without_gain += 1
         return self.is_best
 
     def catch_up(self, scores: Sequence[tuple[int, float]]) -> None:
         """Take in the scores that came after the state of the checkpoint, of all scores by step."""
-        later = [] if self.is_new else [one for one in scores if one[0] > self.best_step]
+        later = [] if self.is_new else [one for one in scores if one[0] > max(self.best_step, self._first_step - 1)]
         for step, score in later[self._without_gain :]:
             self.update(step, score)
 
     @property
     def reason(self) -> str | None:
         """Why to stop, in a line for the user; None to go on."""
+        best = f"{self.best:.4f} at step {self.best_step}"
         if 0 < self._target <= self.best:
-            return f"the target of {self._target:g} is reached: {self.best:.4f} at step {self.best_step}"
+            return f"the target of {self._target:g} is reached: {best}"
         if 0 < self._patience <= self._without_gain:
-            best = f"{self.best:.4f} at step {self.best_step}"
             return f"{self._without_gain} evaluations in a row were no better than {best}"
         return None
 
     def on_evaluate_end(self, step: int, score: Score) -> None:
         """Take in a score; `Evaluation` stops the training."""
-        self.update(step, score.value)
+        if not self.update(step, score.value) and step < self._first_step:
+            self.trainer.message(f"this score decides nothing: weights are a result from step {self._first_step} on")
         if self.reason:
             self.trainer.message(f"training ends: {self.reason}")
 

@@ -191,7 +191,8 @@ def prepare_training(session: Session) -> tuple[Trainer, EarlyStopping, Evaluato
     _require_position(session, state, plan, data)
     # Opened before training, so that missing validation data is no surprise after hours.
     evaluator = app.open_evaluator(session.folder, model_config, communicator) if run.evaluates else None
-    early_stopping = EarlyStopping(target=run.target, patience=run.patience)
+    first_step = min(app.first_result_step, plan.total_steps)
+    early_stopping = EarlyStopping(target=run.target, patience=run.patience, first_step=first_step)
     if evaluator is not None:
         early_stopping.scored_on = evaluator.name_images()
     if state.early_stop is not None:

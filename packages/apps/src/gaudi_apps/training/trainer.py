@@ -327,7 +327,6 @@ class Trainer:
         return range(self.step, end)
 
     def _end_step(self, logs: StepLogs, scalars: Mapping[str, Any]) -> None:
-        self._wants_save = False
         for callback in self.callbacks:
             callback.on_step_end(self.step, logs)
         stop, save = self._wants_stop, self._wants_save
@@ -336,6 +335,7 @@ class Trainer:
             # again while that is granted.
             stop, save = count_votes(scalars)
             self.task.vote(stop=self._wants_stop, save=self._wants_save and not save)
+        self._wants_save &= not save
         self.should_stop |= stop
         if self.should_stop or save or self.is_due(self.step, self.plan.checkpoint_steps):
             self.check_finite()
