@@ -103,6 +103,16 @@ def read_image(path: Path, *, decode: bool = True) -> EncodedImage:
     return check_image(read_content(path), path, decode=decode)
 
 
+def require_size(height: int, width: int, stated: tuple[int, int], place: object) -> None:
+    """Compare the size of an image with that which the data set states, (height, width); raises DataError."""
+    if (height, width) != stated:
+        raise DataError(
+            f"is {height} pixels high and {width} wide, and the data set says {stated[0]} and {stated[1]}",
+            record=str(place),
+            remedy="convert the data again",
+        )
+
+
 def check_image(encoded: bytes, place: object, *, decode: bool = True, upright: bool = True) -> EncodedImage:
     """Check that an image is whole, and make it one that TensorFlow decodes to RGB as people see it.
 

@@ -125,6 +125,15 @@ def test_what_is_odd_is_named(class_tree: Path, spoil: Callable[[Path], None], m
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "name", ["shot at 9.41\u202fAM.jpg", "a\u00a0b.jpg", "\u3000.jpg", "\U0001f469\u200d\U0001f680.jpg"]
+)
+def test_spaces_and_joiners_of_all_kinds_are_taken(class_tree: Path, name: str) -> None:
+    before = len(FolderSource(class_tree))
+    (class_tree / "cat" / name).write_bytes((class_tree / "cat" / "0.jpg").read_bytes())
+    assert len(FolderSource(class_tree)) == before + 1
+
+
 def test_all_faults_are_counted(class_tree: Path) -> None:
     add_stray_file(class_tree)
     add_empty_class(class_tree)

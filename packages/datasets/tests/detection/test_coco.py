@@ -159,6 +159,13 @@ def test_a_box_may_fill_its_image() -> None:
     assert parse_coco(changed("annotations", 0, bbox=[0, 0, 200, 100]), PATH).faults == ()
 
 
+def test_rounding_takes_no_box_past_the_edge() -> None:
+    box = [200 * 0.41, 100 * 0.41, 200 * 0.59 + 1e-12, 100 * 0.59 + 1e-12]
+    assert box[0] + box[2] > 200
+    assert box[1] + box[3] > 100
+    assert parse_coco(changed("annotations", 0, bbox=box), PATH).faults == ()
+
+
 @given(st.lists(st.integers(0, 4), max_size=30))
 def test_each_image_has_its_own_boxes(image_of_box: list[int]) -> None:
     document = {

@@ -63,7 +63,8 @@ def test_images_of_records_are_checked(tmp_path: Path) -> None:
 
     def encode(index: int) -> tuple[bytes, str]:
         content = encoded if index else encoded[:100]
-        return encode_example(ClassificationExample(index, content, 8, 8, 0), image_format="jpeg", class_name="ant"), ""
+        example = ClassificationExample(index, content, 9 if index == 2 else 8, 8, 0)  # the last is lower than it says
+        return encode_example(example, image_format="jpeg", class_name="ant"), ""
 
     write_shards(
         encode,
@@ -77,7 +78,7 @@ def test_images_of_records_are_checked(tmp_path: Path) -> None:
     )
     with pytest.raises(BrokenImagesError) as error:
         check_all(RecordSource(tmp_path / "records", "train"))
-    assert error.value.count == 1
+    assert error.value.count == 2
 
 
 def spoil(path: Path) -> None:

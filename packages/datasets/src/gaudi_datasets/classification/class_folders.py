@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -158,8 +159,9 @@ def _list_entries(folder: Path, root: Path, faults: Faults) -> Iterator[tuple[st
         visible = sorted((each for each in entries if not each.name.startswith(".")), key=lambda entry: entry.name)
     for entry in visible:
         name = str(Path(entry.path).relative_to(root))
-        if not entry.name.isprintable():  # nor are the stand-ins for bytes that are not UTF-8
-            faults.add(f"{shorten(name)} has a name that is not printable text in UTF-8; rename it")
+        # Of spaces and joiners there are many; stand-ins for bytes that are not UTF-8 are surrogates.
+        if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in entry.name):
+            faults.add(f"{shorten(name)} has a name with control characters or not in UTF-8; rename it")
         elif entry.is_symlink() and not _is_inside(Path(entry.path), real_root):
             faults.add(f"{shorten(name)} is a link that leads to nothing below {root}; put the file itself there")
         else:

@@ -74,7 +74,7 @@ def decode_example(content: bytes, num_classes: int, place: object, *, image_id:
     """Parse a `tf.train.Example` with a label of 1 to `num_classes`; `place` is what messages call the record.
 
     Without an integer in `image/source_id`, which the original does not write, the id is the one given; without
-    `image/height` and `image/width`, the size is the encoded image's.
+    `image/height` and `image/width`, or with 0, the size is the encoded image's.
 
     Raises:
         DataError: it is no Example, `image/encoded` or `image/class/label` is missing, a feature is of another type or
@@ -88,9 +88,8 @@ def decode_example(content: bytes, num_classes: int, place: object, *, image_id:
     text = features.one("bytes", "image/source_id", default=b"")
     if text.isdigit() and len(text) <= _ID_DIGITS:
         image_id = int(text)
-    if "image/height" in features and "image/width" in features:
-        height, width = features.one("int64", "image/height"), features.one("int64", "image/width")
-    else:
+    height, width = (features.one("int64", f"image/{name}", default=0) for name in ("height", "width"))
+    if not height or not width:  # others write 0
         image = check_image(encoded, place, decode=False, upright=False)
         height, width = image.height, image.width
     name = features.one("bytes", "image/filename", default=b"").decode(errors="replace")

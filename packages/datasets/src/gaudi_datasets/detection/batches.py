@@ -24,7 +24,7 @@ from gaudi_datasets.detection.examples import DetectionExample
 from gaudi_datasets.detection.samples import Tile, draw_sample, make_synthetic_batch
 from gaudi_datasets.detection.sources import DetectionSource, name_place
 from gaudi_datasets.errors import DataError
-from gaudi_datasets.image_files import check_image
+from gaudi_datasets.image_files import check_image, require_size
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, SampleOrder, find_expect, reading_ahead, shard_indices
 from gaudi_ops import SSD300, DefaultBoxSpec
 
@@ -188,13 +188,7 @@ def decode_example_pixels(example: DetectionExample, place: str) -> npt.NDArray[
         DataError: it cannot be decoded, or is of another size.
     """
     pixels = _decode_pixels(example.encoded, place)
-    if pixels.shape[:2] != (example.height, example.width):
-        height, width = pixels.shape[:2]
-        raise DataError(
-            f"is {height} pixels high and {width} wide, and the data set says {example.height} and {example.width}",
-            record=place,
-            remedy="convert the data again",
-        )
+    require_size(*pixels.shape[:2], (example.height, example.width), place)
     return pixels
 
 

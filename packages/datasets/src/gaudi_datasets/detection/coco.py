@@ -244,12 +244,16 @@ def _pack(
     )
 
 
+_ROUNDING = 1e-9  # of shares times a side, whose sums are past the edge by their last bit
+
+
 def _find_broken_rule(box_xywh: _Box, image_height: int, image_width: int) -> str | None:
     """Return the rule that keeps a box out of records, if any."""
     x, y, width, height = box_xywh
     if width <= image_width * _SMALLEST_SHARE or height <= image_height * _SMALLEST_SHARE:
         return NO_SIZE
-    if x < 0 or y < 0 or x + width > image_width or y + height > image_height:
+    right, bottom = x + width, y + height
+    if x < 0 or y < 0 or right > image_width * (1 + _ROUNDING) or bottom > image_height * (1 + _ROUNDING):
         return PAST_EDGE
     return None
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from gaudi_datasets.documents import load_json
 from gaudi_datasets.errors import BadImageError, DataError, MissingInputError
-from gaudi_datasets.image_files import check_image, check_pixels, read_size, stat_image
+from gaudi_datasets.image_files import check_image, check_pixels, read_size, require_size, stat_image
 from gaudi_datasets.layouts.file_checksums import cache_folder
 from gaudi_datasets.layouts.inventory import OnBadImage, count_names
 from gaudi_datasets.layouts.threads import map_threads
@@ -232,7 +232,9 @@ def check_all(
         try:
             example = source.read(index)
             if is_record:  # files are checked as they are read
-                check_image(example.encoded, f"{source.name}: record {index}", decode=False, upright=False)
+                place = f"{source.name}: record {index}"
+                image = check_image(example.encoded, place, decode=False, upright=False)
+                require_size(image.height, image.width, (example.height, example.width), place)
         except BadImageError as error:
             fault = None if on_bad_image == "skip" else error
         except (DataError, MissingInputError) as error:
