@@ -103,11 +103,11 @@ def read_image(path: Path, *, decode: bool = True) -> EncodedImage:
     return check_image(read_content(path), path, decode=decode)
 
 
-def require_size(height: int, width: int, stated: tuple[int, int], place: object) -> None:
-    """Compare the size of an image with that which the data set states, (height, width); raises DataError."""
-    if (height, width) != stated:
+def require_size(size: tuple[int, ...], stated: tuple[int, int], place: object) -> None:
+    """Compare the size (height, width) of an image with that which the data set states; raises DataError."""
+    if size != stated:
         raise DataError(
-            f"is {height} pixels high and {width} wide, and the data set says {stated[0]} and {stated[1]}",
+            f"is {size[0]} pixels high and {size[1]} wide, and the data set says {stated[0]} and {stated[1]}",
             record=str(place),
             remedy="convert the data again",
         )

@@ -43,6 +43,8 @@ def test_a_source_id_that_is_no_number_is_no_id(text: bytes, encode: Encode) -> 
         "image/source_id": ("bytes", [text]),
     }
     assert decode_example(encode_features(features), 2, "here", image_id=5).image_id == 5
+    sized = {"image/height": ("int64", [0]), "image/width": ("int64", [0])}
+    assert decode_example(encode_features(features | sized), 2, "here", image_id=5).height > 0
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def decode_example_pixels(example: DetectionExample, place: str) -> npt.NDArray[
         DataError: it cannot be decoded, or is of another size.
     """
     pixels = _decode_pixels(example.encoded, place)
-    require_size(*pixels.shape[:2], (example.height, example.width), place)
+    require_size(pixels.shape[:2], (example.height, example.width), place)
     return pixels
 
 

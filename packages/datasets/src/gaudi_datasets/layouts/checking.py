@@ -234,7 +234,7 @@ def check_all(
             if is_record:  # files are checked as they are read
                 place = f"{source.name}: record {index}"
                 image = check_image(example.encoded, place, decode=False, upright=False)
-                require_size(image.height, image.width, (example.height, example.width), place)
+                require_size((image.height, image.width), (example.height, example.width), place)
         except BadImageError as error:
             fault = None if on_bad_image == "skip" else error
         except (DataError, MissingInputError) as error:
