@@ -18,20 +18,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.against_former import choose_dtype
 from benchmarks.environments import TORCHVISION as TORCH
 from benchmarks.learners import ClassifierPeer, KerasPeer, Learner, OurClassifier, Ours, Peer, TrainingError
 from benchmarks.learning_data import write_data
 from benchmarks.learning_table import (
     FOLDER,
+    MachineResults,
     Row,
-    Sight,
-    add_sight,
     format_results,
     format_rows,
     list_margins,
-    read_sights,
-    write_sights,
+    merge_results,
+    read_results,
+    write_results_file,
 )
 from benchmarks.results import describe_machine
 from gaudi_distributed.devices.machine import Machine, gather_processor
@@ -148,13 +147,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if any(row.note for row in chosen) or any(margin.is_behind for margin in margins) else 0
 
 
+def find_bf16_instruction() -> str:
+    """Name the instructions of this processor for bfloat16; empty without any."""
+    return gather_processor(Machine(), os.sched_getaffinity(0)).bf16_by
+
+
 def write_tables(task: Task, settings: Mapping[str, str], rows: Sequence[Row]) -> None:
     """Add what was seen on this machine to what is known, and write the tables anew."""
-    instruction = gather_processor(Machine(), os.sched_getaffinity(0)).bf16_by
+    instruction = find_bf16_instruction()
     known = task.results.with_suffix(".json")
-    sights = add_sight(read_sights(known), Sight({**describe_machine(), "bfloat16": instruction}, settings, rows))
-    write_sights(known, sights)
-    task.results.write_text(format_results(sights, task.ours.program, task.about), encoding="utf-8")
+    machines = merge_results(
+        read_results(known), MachineResults({**describe_machine(), "bfloat16": instruction}, settings, rows)
+    )
+    write_results_file(known, machines)
+    task.results.write_text(format_results(machines, task.ours.program, task.about), encoding="utf-8")
     print(f"written: {known}, {task.results}")
 
 
@@ -181,7 +187,7 @@ def make_learners(options: argparse.Namespace, data: Path, output: Path) -> list
             flags = [f"--recipe={recipe}"]
             learners.append(Peer(f"torchvision {title}", settings, "torchvision_ssd.py", TORCH, *places, flags))
     if "keras" in options.only:
-        dtype = choose_dtype()
+        dtype = "bf16" if find_bf16_instruction() else "fp32"
         settings = (
             f"ResNet-34, 300 pixels, as one would write it with Keras and tf.data (SGD, 2.5e-3 for 32 images a step "
             f"scaled to 16, cosine, crops by overlap, flips, colours), {dtype}; seed {options.seed}"

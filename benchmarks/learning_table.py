@@ -71,7 +71,7 @@ class Margin:
 
 
 @dataclass(frozen=True)
-class Sight:
+class MachineResults:
     """A machine, and the trainings that were seen there.
 
     Attributes:
@@ -90,26 +90,26 @@ class Sight:
         return f"{self.machine['machine']}, bfloat16 by {self.machine['bfloat16'] or 'no instruction'}"
 
 
-def read_sights(path: Path) -> list[Sight]:
-    """Read what was seen before, as `write_sights` wrote it; nothing where there is no file."""
+def read_results(path: Path) -> list[MachineResults]:
+    """Read what was seen before, as `write_results_file` wrote it; nothing where there is no file."""
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    return [Sight(one["machine"], one["settings"], [Row(**row) for row in one["rows"]]) for one in found]
+    return [MachineResults(one["machine"], one["settings"], [Row(**row) for row in one["rows"]]) for one in found]
 
 
-def write_sights(path: Path, sights: Iterable[Sight]) -> None:
+def write_results_file(path: Path, machines: Iterable[MachineResults]) -> None:
     """Write what was seen as JSON."""
-    path.write_text(json.dumps([asdict(one) for one in sights], indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps([asdict(one) for one in machines], indent=1) + "\n", encoding="utf-8")
 
 
-def add_sight(sights: Sequence[Sight], new: Sight) -> list[Sight]:
+def merge_results(machines: Sequence[MachineResults], new: MachineResults) -> list[MachineResults]:
     """Add what was seen now: its rows replace those of the same program, budget and machine."""
-    before = next((one for one in sights if one.title == new.title), None)
+    before = next((one for one in machines if one.title == new.title), None)
     if before is None:
-        return [*sights, new]
+        return [*machines, new]
     fresh = {(row.program, row.minutes) for row in new.rows}
     rows = [row for row in before.rows if (row.program, row.minutes) not in fresh]
     both = replace(new, settings={**before.settings, **new.settings}, rows=[*rows, *new.rows])
-    return [both if one is before else one for one in sights]
+    return [both if one is before else one for one in machines]
 
 
 def list_margins(rows: Iterable[Row], ours: str) -> list[Margin]:
@@ -148,7 +148,7 @@ def format_share(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}".removeprefix("0")
 
 
-def format_results(sights: Iterable[Sight], ours: str, about: str) -> str:
+def format_results(machines: Iterable[MachineResults], ours: str, about: str) -> str:
     """Format the file that is committed; `ours` is the name of ours, and `about` says what the figures are."""
     blocks = [
         "# Accuracy for processor-minutes",
@@ -157,12 +157,12 @@ def format_results(sights: Iterable[Sight], ours: str, about: str) -> str:
         f"schedule is fitted to it. {about} Programs are\n"
         "compared within a machine, for another one does more or less in a minute.",
     ]
-    for sight in sights:
-        told = {name: value for name, value in sight.machine.items() if name not in ("machine", "bfloat16")}
+    for machine_results in machines:
+        told = {name: value for name, value in machine_results.machine.items() if name not in ("machine", "bfloat16")}
         blocks += [
-            f"## {sight.title}",
-            "\n".join(f"- {name}: {value}" for name, value in {**told, **sight.settings}.items()),
-            format_rows(sight.rows),
-            "\n".join(f"- {margin.describe()}" for margin in list_margins(sight.rows, ours)),
+            f"## {machine_results.title}",
+            "\n".join(f"- {name}: {value}" for name, value in {**told, **machine_results.settings}.items()),
+            format_rows(machine_results.rows),
+            "\n".join(f"- {margin.describe()}" for margin in list_margins(machine_results.rows, ours)),
         ]
     return "\n\n".join(block for block in blocks if block) + "\n"

@@ -31,14 +31,14 @@ from benchmarks.learners import (  # noqa: E402
 )
 from benchmarks.learning_data import list_yolo_lines, write_data  # noqa: E402
 from benchmarks.learning_table import (  # noqa: E402
+    MachineResults,
     Row,
-    Sight,
-    add_sight,
     format_results,
     format_rows,
     list_margins,
-    read_sights,
-    write_sights,
+    merge_results,
+    read_results,
+    write_results_file,
 )
 from benchmarks.peers import program  # noqa: E402
 from benchmarks.processor_time import read_tree, run_measured  # noqa: E402
@@ -223,22 +223,25 @@ def test_table_has_what_failed() -> None:
 
 
 def test_results_hold_machine_settings_and_table() -> None:
-    sights = [Sight({"machine": name, "bfloat16": "", "date": "now"}, {"other": "its own"}, ROWS) for name in "ab"]
-    lines = format_results(sights, "ssd_train", "").splitlines()
+    machines = [
+        MachineResults({"machine": name, "bfloat16": "", "date": "now"}, {"other": "its own"}, ROWS) for name in "ab"
+    ]
+    lines = format_results(machines, "ssd_train", "").splitlines()
     assert [line[:4] for line in lines if line.startswith("## ")] == ["## a", "## b"]
     assert lines.count("- other: its own") == lines.count("- date: now") == 2
     assert sum(line.startswith("| ") for line in lines) == 2 * (2 + len(ROWS))
 
 
 def test_what_was_seen_is_added_by_machine(tmp_path: Path) -> None:
-    first = Sight({"machine": "a", "bfloat16": "AMX"}, {"other": "old"}, ROWS)
+    first = MachineResults({"machine": "a", "bfloat16": "AMX"}, {"other": "old"}, ROWS)
     path = tmp_path / "seen.json"
-    assert read_sights(path) == []
+    assert read_results(path) == []
     again = replace(ROWS[1], figures={"AP": 0.3, "AP50": 0.9})
-    new = Sight({"machine": "a", "bfloat16": "AMX"}, {"ssd_train": "new"}, [again])
-    other = Sight({"machine": "a", "bfloat16": ""}, {}, [again])  # without these instructions it is another machine
-    write_sights(path, add_sight(add_sight([first], new), other))
-    both, alone = read_sights(path)
+    new = MachineResults({"machine": "a", "bfloat16": "AMX"}, {"ssd_train": "new"}, [again])
+    # Without these instructions it is another machine.
+    other = MachineResults({"machine": "a", "bfloat16": ""}, {}, [again])
+    write_results_file(path, merge_results(merge_results([first], new), other))
+    both, alone = read_results(path)
     assert (both.settings, alone) == ({"other": "old", "ssd_train": "new"}, other)
     assert [row for row in both.rows if row.program == "other" and row.minutes == 5.0] == [again]
     assert len(both.rows) == len(ROWS)

@@ -120,4 +120,4 @@ def _is_empty(path: Path) -> bool:
 def _is_image(path: Path) -> bool:
     if not path.is_file():
         return False
-    return read_file(path, limit=None, count=8).startswith(_IMAGE_STARTS)
+    return read_file(path, count=8).startswith(_IMAGE_STARTS)

@@ -165,10 +165,10 @@ class _NamedFile(io.FileIO):
 
 
 def read_file(path: PathName, *, limit: int | None = MOST_BYTES, start: int = 0, count: int | None = None) -> bytes:
-    """Read a whole file, or `count` bytes from `start` on, or as many as it has; see `open_regular_file`."""
+    """Read a whole file of at most `limit` bytes, or up to `count` bytes from `start` on; see `open_regular_file`."""
     name, parts = os.fspath(path), []
     # Not by a file of Python's, which asks the system twice as often: images are small, and many.
-    descriptor = _open_checked(name, _READ_BYTES, writes=False, limit=limit)
+    descriptor = _open_checked(name, _READ_BYTES, writes=False, limit=limit if count is None else None)
     try:
         os.lseek(descriptor, start, os.SEEK_SET)
         left = max(os.fstat(descriptor).st_size, _LEAST_READ) + 1 if count is None else count

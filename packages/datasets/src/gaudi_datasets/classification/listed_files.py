@@ -84,7 +84,7 @@ class FileList:
                 ) from None
         size = int(self.sizes[row])
         # Opened anew: threads and processes share no position.
-        content = read_file(self.root, limit=None, start=int(self.offsets[row]), count=size)
+        content = read_file(self.root, start=int(self.offsets[row]), count=size)
         if len(content) != size:
             raise DataError("is cut off now", path=self.place(row), remedy="do not change the tar meanwhile")
         return content

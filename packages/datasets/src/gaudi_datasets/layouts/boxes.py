@@ -189,8 +189,8 @@ def parse_number(text: str | None, name: str, path: Path, record: str) -> float:
 
 def read_ends(path: Path, length: int = 2**16) -> tuple[bytes, bytes]:
     """Return the beginning of a file, without a mark of UTF-8, and its end from there on; it may be huge."""
-    head = read_file(path, limit=None, count=length)
-    tail = read_file(path, limit=None, start=max(len(head), path.stat().st_size - length), count=length)
+    head = read_file(path, count=length)
+    tail = read_file(path, start=max(len(head), path.stat().st_size - length), count=length)
     return head.removeprefix(codecs.BOM_UTF8), tail
 
 

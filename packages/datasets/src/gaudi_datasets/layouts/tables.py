@@ -51,7 +51,7 @@ class _Table:
     """A table with a box a row: its delimiter, the place of each column, and whether boxes are in shares."""
 
     def __init__(self, path: Path) -> None:
-        sniffed = read_file(path, limit=None, count=_SNIFFED)
+        sniffed = read_file(path, count=_SNIFFED)
         self._is_text = _is_text(sniffed)
         lines = sniffed.decode("utf-8-sig", errors="replace").splitlines()
         head = lines[0] if lines else ""
@@ -195,7 +195,7 @@ def _read_class_names(inventory: Inventory) -> dict[str, str]:
     named: dict[str, str] = {}
     for name in inventory.list_files(".csv"):
         path = inventory.root / name
-        sniffed = read_file(path, limit=None, count=_SNIFFED)
+        sniffed = read_file(path, count=_SNIFFED)
         head = sniffed.decode("utf-8-sig", errors="replace").splitlines()[:2]
         if not any(line.startswith(_MID) and line.count(",") >= 1 for line in head):
             continue

@@ -41,7 +41,7 @@ def find(inventory: Inventory, only: str = "") -> list[Candidate]:
 
 
 def _sniff(path: Path) -> bool:
-    return re.search(rb"<annotation[\s>]", read_file(path, limit=None, count=_SNIFFED)) is not None
+    return re.search(rb"<annotation[\s>]", read_file(path, count=_SNIFFED)) is not None
 
 
 def _read(inventory: Inventory, names: Sequence[str]) -> BoxSets:

@@ -201,7 +201,7 @@ def _pair(inventory: Inventory, labels: Sequence[str]) -> dict[str, str]:
 
 def _has_boxes(path: Path) -> bool:
     """Tell whether a text file begins with a line of a box or an outline, or is empty."""
-    lines = read_file(path, limit=None, count=_SNIFFED).removeprefix(codecs.BOM_UTF8).splitlines()[:1]
+    lines = read_file(path, count=_SNIFFED).removeprefix(codecs.BOM_UTF8).splitlines()[:1]
     if not lines:
         return path.name not in _NAME_FILES
     fields = lines[0].decode("ascii", errors="replace").split()

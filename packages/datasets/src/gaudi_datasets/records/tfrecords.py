@@ -63,7 +63,7 @@ def is_record_file(path: Path) -> bool:
     """Tell by its first twelve bytes whether a file holds records; False for an empty one, and for no plain file."""
     if not path.is_file():
         return False
-    header = read_file(path, limit=None, count=_HEADER_BYTES)
+    header = read_file(path, count=_HEADER_BYTES)
     return len(header) == _HEADER_BYTES and header[_LENGTH.size :] == _masked_checksum(header[: _LENGTH.size])
 
 
@@ -155,8 +155,8 @@ def holds_records(path: Path, table: npt.NDArray[np.int64]) -> bool:
     """
     for offset, length, checksum in table[[0, -1]].tolist() if len(table) else []:
         packed = _LENGTH.pack(length)
-        header = read_file(path, limit=None, start=offset - _HEADER_BYTES, count=_HEADER_BYTES)
-        after = read_file(path, limit=None, start=offset + length, count=_CHECKSUM.size)
+        header = read_file(path, start=offset - _HEADER_BYTES, count=_HEADER_BYTES)
+        after = read_file(path, start=offset + length, count=_CHECKSUM.size)
         if (header, after) != (packed + _masked_checksum(packed), _mask(checksum)):
             return False
     return True
@@ -169,7 +169,7 @@ def read_record(place: RecordPlace) -> bytes:
         DataError: the content is not what was written.
     """
     # Opened anew: threads share no position.
-    content = read_file(place.path, limit=None, start=place.offset, count=place.length)
+    content = read_file(place.path, start=place.offset, count=place.length)
     if google_crc32c.value(content) != place.checksum:
         raise DataError(
             "its checksum is wrong, so it is damaged",
