@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import __main__ as program  # noqa: E402
 from benchmarks.catalogue import GPU_SHARES  # noqa: E402
-from benchmarks.gpu import card, parity, programs  # noqa: E402
+from benchmarks.gpu import card, parity, programs, training  # noqa: E402
 from benchmarks.results import GPU_RESULTS, read_earlier  # noqa: E402
 
 from gaudi_distributed import DeviceError  # noqa: E402
@@ -84,10 +84,10 @@ def test_the_cpu_agrees_with_itself(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet50", "ssd"])
 def test_networks_on_the_cpu_agree_with_themselves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a quarter of their channels, for what is compared here is each layer with itself."""
-    for constant, value in (("resnet.STEM_FILTERS", 16), ("resnet.STAGE_FILTERS", (16, 32, 64, 128))):
+    """With an eighth of their channels, for what is compared here is each layer with itself."""
+    for constant, value in (("resnet.STEM_FILTERS", 8), ("resnet.STAGE_FILTERS", (8, 16, 32, 64))):
         monkeypatch.setattr(f"gaudi_models.{constant}", value)
-    levels = [(inner // 4, outer // 4, *rest) for inner, outer, *rest in architectures.SSD_EXTRA_LEVELS]
+    levels = [(inner // 8, outer // 8, *rest) for inner, outer, *rest in architectures.SSD_EXTRA_LEVELS]
     monkeypatch.setattr(architectures, "SSD_EXTRA_LEVELS", tuple(levels))
     network = {name: parity.list_networks(batch=2, side=64)[name]}
     figures = list(parity.compare_devices(card.CPU, network, ("fp32", "bf16")))  # what the lane compares them in
@@ -115,6 +115,12 @@ def test_records_are_named_by_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert error.value.field == programs.RECORDS
     (tmp_path / "train.json").touch()
     assert programs.find_records() == tmp_path
+
+
+def test_the_evaluation_of_a_run_is_read() -> None:
+    figures = training.read_evaluation(ROOT / "tests" / "former_version" / "ssd_train")
+    assert figures["AP50"] == 0.0
+    assert "AR100" in figures
 
 
 def test_committed_results_of_a_gpu_can_be_compared_with() -> None:

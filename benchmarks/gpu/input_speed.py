@@ -24,6 +24,7 @@ def run(budget_seconds: float) -> Iterator[Figure]:
 
 def measure_input(batch: int, budget_seconds: float) -> Figure:
     """Compare steps from records with the same steps on one batch in the memory of the host."""
+    from gaudi_apps.detection.data import count_processes
     from gaudi_apps.detection.detector import SSDTask
     from gaudi_datasets.detection.pipeline import train_dataset
     from gaudi_datasets.detection.sources import RecordSource
@@ -31,7 +32,8 @@ def measure_input(batch: int, budget_seconds: float) -> Figure:
     from gaudi_distributed import SingleProcess
 
     source = RepeatedSource(RecordSource(find_records(), "train"), 1000)
-    options = InputOptions(batch, threads=len(os.sched_getaffinity(0)), dtype="bfloat16")
+    threads = len(os.sched_getaffinity(0))
+    options = InputOptions(batch, threads=threads, processes=count_processes(threads), dtype="bfloat16")
     batches = iter(train_dataset(source, options))
     given = next(batches)
     classes = len(source.categories) + 1
@@ -50,7 +52,8 @@ def measure_input(batch: int, budget_seconds: float) -> Figure:
         "input alone": lambda: step(from_records=True, learns=False),
     }
     timings = interleave(candidates, REPEATS, budget_seconds=budget_seconds)
-    note = f"{describe_rates(timings, batch * STEPS)}; {options.threads} processors; {describe_clocks()}"
+    processors = f"{threads} processors, {options.processes} processes"
+    note = f"{describe_rates(timings, batch * STEPS)}; {processors}; {describe_clocks()}"
     name = f"training SSD from records, bf16, batch {batch}: speed, of that of the steps alone"
     return compare(name, timings, "steps alone", "from records", unit="of 1", least=LEAST, note=note)
 

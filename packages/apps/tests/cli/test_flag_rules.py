@@ -95,8 +95,9 @@ def make_other(name: str, value: Any, hint: Any) -> Any:
     """Return another value of a type."""
     choices = [*typing.get_args(hint)] if typing.get_origin(hint) is not Literal else [hint]
     for choice in choices:
-        if typing.get_origin(choice) is Literal:
-            return next(one for one in typing.get_args(choice) if one != value)
+        others = [one for one in typing.get_args(choice) if typing.get_origin(choice) is Literal and one != value]
+        if others:
+            return others[0]
     if hint is bool:
         return not value
     if isinstance(value, (int, float)):

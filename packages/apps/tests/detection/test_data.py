@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from gaudi_apps.detection.config import SSDConfig
-from gaudi_apps.detection.data import open_source
+from gaudi_apps.detection.data import choose_processes, count_processes, open_source
 from gaudi_datasets.detection.layouts import open_data
+from gaudi_datasets.errors import FlagError
+from gaudi_datasets.layouts.checking import check_when_read
 
 SPLITS = ("train", "val")
 Write = Callable[[Path, str], None]
@@ -48,3 +50,22 @@ def test_files_of_the_other_split_are_opened_for_images_that_need_them_alone(
     write_turned_split(tmp_path, "train")
     (tmp_path / "annotations" / "instances_val.json").write_text("damaged")
     assert open_source(name_files(tmp_path), "train").read(0).boxes_yxyx.shape == (1, 4)
+
+
+@pytest.mark.parametrize(("threads", "processes"), [(1, 0), (2, 0), (3, 0), (4, 2), (16, 14)])
+def test_processes_leave_processors_to_the_first_one(threads: int, processes: int) -> None:
+    assert count_processes(threads) == processes
+
+
+def test_processes_are_chosen_by_flags_and_device(tmp_path: Path, write_turned_split: Write) -> None:
+    for name in SPLITS:
+        write_turned_split(tmp_path, name)
+    config = name_files(tmp_path)
+    source = open_source(config, "train")
+    for given, expected in (("auto", 0), (0, 0), (3, 3)):  # on a CPU threads keep up
+        chosen = replace(config, device=replace(config.device, loader_processes=given, device="cpu"))
+        assert choose_processes(chosen, source, threads=16) == expected
+    chosen = replace(config, device=replace(config.device, loader_processes=3))
+    with pytest.raises(FlagError) as error:
+        choose_processes(chosen, check_when_read(source, "skip"), threads=16)
+    assert error.value.flag == "--loader_processes"

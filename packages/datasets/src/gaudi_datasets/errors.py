@@ -32,6 +32,12 @@ class TransferError(GaudiError, OSError):
     exit_status = 74
 
 
+class BackgroundError(GaudiError, RuntimeError):
+    """A process that works in the background has ended by itself, often because memory was short."""
+
+    exit_status = 74
+
+
 class AccessError(GaudiError, PermissionError):
     """A store that refuses access, because credentials are missing, expired or may not do this."""
 

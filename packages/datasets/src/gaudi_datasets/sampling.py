@@ -33,6 +33,7 @@ class InputOptions:
         size: number of processes; together they read ``batch_size * size`` images a step.
         parallel_calls: how many images are worked on at once.
         threads: how many threads do that.
+        processes: how many processes make the detector's training images in place of threads; 0: none do.
         dtype: of the images, ``"float32"`` or ``"bfloat16"``.
         flip_probability: of a training image to be mirrored left to right.
         zoom_in: smallest side of a crop of the detector's, as a share of the image's, above 0 and up to 1.
@@ -48,6 +49,7 @@ class InputOptions:
     size: int = 1
     parallel_calls: int = 64
     threads: int = 2
+    processes: int = 0
     dtype: str = "float32"
     flip_probability: float = 0.5
     zoom_in: float = 0.3

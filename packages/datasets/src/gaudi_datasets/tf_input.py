@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from gaudi_datasets.classification.examples import ClassificationSource
 from gaudi_datasets.detection.sources import DetectionSource
-from gaudi_datasets.errors import AccessError, DataError, MissingInputError, TransferError
+from gaudi_datasets.errors import AccessError, BackgroundError, DataError, MissingInputError, TransferError
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, shard_indices
 
 _UNDECODABLE = "an image of the records cannot be decoded"
@@ -31,12 +31,13 @@ def read_batches(
     Raises:
         DataError: a record is damaged, or an image cannot be decoded.
         AccessError, TransferError, MissingInputError: a record is in a store alone, which does not give it.
+        BackgroundError: a process that makes images has ended by itself.
         OSError: the system cannot read a file.
     """
     try:
         yield from dataset
     except tf.errors.UnknownError as error:
-        kinds = {kind.__name__: kind for kind in (AccessError, TransferError, MissingInputError)}
+        kinds = {kind.__name__: kind for kind in (AccessError, BackgroundError, MissingInputError, TransferError)}
         if ours := re.search(rf"({'|'.join(kinds)}): (.*)", error.message):
             raise kinds[ours[1]](ours[2]) from None
         if found := re.search(_SYSTEM_ERROR, error.message, re.MULTILINE):
@@ -67,7 +68,7 @@ def _find_undecodable(source: DetectionSource | ClassificationSource) -> str:
 
 
 def call_python(
-    function: Callable[..., Any], inputs: list[Any], types: list[Any], shapes: list[list[int | None]]
+    function: Callable[..., Any], inputs: list[Any], types: list[Any], shapes: Sequence[Sequence[int | None]]
 ) -> Any:
     """Call a Python function inside tf.data, with the shapes that TensorFlow cannot see.
 

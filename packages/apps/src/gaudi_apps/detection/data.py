@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,16 +22,21 @@ from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.trainer import Batches, TrainingData
 from gaudi_datasets.detection.coco import COCO_CATEGORIES, Category
 from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
-from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.errors import DataError, FlagError, MissingInputError
+from gaudi_datasets.program import count_things
 from gaudi_datasets.sampling import InputOptions, balance_classes, count_repeated, find_repeat_factors
+from gaudi_distributed import choose_device
 from gaudi_models.architectures import SSDArchitecture
 from gaudi_ops import SSD300, DefaultBoxSpec, decode_boxes
+from gaudi_ops.program import say
 
 if TYPE_CHECKING:
     from gaudi_datasets.detection.sources import CocoSource, DetectionSource
 
 
 Split = Literal["train", "val", "test"]
+
+_BESIDE_PROCESSES = 2  # processors that the first process needs itself, to put images together and to train
 
 # Modules that import TensorFlow are imported inside of functions, after TensorFlow was configured.
 
@@ -64,12 +70,14 @@ def open_training_data(config: SSDConfig, run: RunSettings) -> TrainingData:
         model_config = make_category_config(static.categories)
         return TrainingData(model_config, static.num_images, static.fingerprint, read_static)
     source = open_source(config, "train")
-    if config.data.cache == "auto":
-        options = keep_if_it_fits(source.num_bytes, options, run.distribution.rank_info.local_size)
-
     num_images, repeat_factors, class_weights = find_emphasis(config, source)
-
     checked = check_source(source, config.data, run, trains=True)
+    processes = choose_processes(config, checked, options.threads)
+    if processes:  # which keep nothing: each would keep all
+        options = replace(options, processes=processes)
+        say(f"images are made by {count_things(processes, 'process')}")
+    elif config.data.cache == "auto":
+        options = keep_if_it_fits(source.num_bytes, options, run.distribution.rank_info.local_size)
 
     def read_images(first_step: int) -> Batches:
         dataset = train_dataset(checked, options, first_step=first_step, spec=spec, repeat_factors=repeat_factors)
@@ -80,6 +88,32 @@ def open_training_data(config: SSDConfig, run: RunSettings) -> TrainingData:
         model_config["class_weights"] = class_weights.tolist()
     files, former = getattr(source, "list_files", dict), getattr(source, "former_fingerprint", "")
     return TrainingData(model_config, num_images, source.fingerprint, read_images, files, former)
+
+
+def choose_processes(config: SSDConfig, source: DetectionSource, threads: int) -> int:
+    """Return how many processes make training images in place of so many threads; 0 where threads keep up, or must.
+
+    Raises:
+        FlagError: --loader_processes asks for some, and others cannot read the source.
+    """
+    from gaudi_datasets.detection.pipeline import can_make_in_processes
+
+    given = config.device.loader_processes
+    if given == "auto":
+        on_cpu = choose_device(config.device.device, use_hpu=not config.device.no_hpu) == "cpu"
+        return count_processes(threads) if not on_cpu and can_make_in_processes(source) else 0
+    if given and not can_make_in_processes(source):
+        raise FlagError(
+            f"--loader_processes {given}: is for data on disks, and not beside --on_bad_image skip",
+            flag="--loader_processes",
+            remedy="give 0",
+        )
+    return given
+
+
+def count_processes(threads: int) -> int:
+    """Return how many processes make images for an accelerator on so many processors; one is no help."""
+    return threads - _BESIDE_PROCESSES if threads > _BESIDE_PROCESSES + 1 else 0
 
 
 def find_emphasis(
@@ -163,17 +197,19 @@ def open_files(
     from gaudi_datasets.detection.coco import read_coco
     from gaudi_datasets.detection.sources import CocoSource
 
-    def find_others() -> list[CocoSource]:
-        annotations, images = others
-        if annotations is None or images is None:
-            return []
-        with contextlib.suppress(MissingInputError):  # an evaluation may be where the training images are not
-            return [CocoSource(read_coco(annotations), images, keep_empty=split != "val")]
-        return []
-
     found = CocoSource(read_coco(files[0]), files[1], keep_empty=split == "val")
-    found.follow(find_others)
+    found.follow(partial(_open_others, *others, keep_empty=split != "val"))
     return found
+
+
+def _open_others(annotations: str | Path | None, images: str | Path | None, *, keep_empty: bool) -> list[CocoSource]:
+    from gaudi_datasets.detection.coco import read_coco
+    from gaudi_datasets.detection.sources import CocoSource
+
+    if annotations is not None and images is not None:
+        with contextlib.suppress(MissingInputError):  # an evaluation may be where the training images are not
+            return [CocoSource(read_coco(annotations), images, keep_empty=keep_empty)]
+    return []
 
 
 def find_split(mode: str) -> Split:

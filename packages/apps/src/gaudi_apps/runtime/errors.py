@@ -13,6 +13,7 @@ from numbers import Integral
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
+from gaudi_datasets.errors import BackgroundError as BackgroundError
 from gaudi_datasets.errors import GaudiError
 from gaudi_distributed import Communicator
 from gaudi_distributed.cluster.rank_info import RankInfo, detect_rank
@@ -121,12 +122,6 @@ class ResumeError(GaudiError, RuntimeError):
 
 class ExportError(GaudiError, RuntimeError):
     """An exported model that cannot be run, or whose output differs from the network's."""
-
-
-class BackgroundError(GaudiError, RuntimeError):
-    """The process that scores in the background has ended by itself, often because memory was short."""
-
-    exit_status = 74
 
 
 class ThreadTrialError(GaudiError, RuntimeError):

@@ -35,7 +35,7 @@ MANIFEST_FORMAT = "gaudi-datasets static batches"
 MANIFEST_VERSION = 1  # of the files, and of what `train_dataset` makes of a source and a seed
 _LARGEST_EXAMPLE = 2**31 - 2**20  # protobuf's limit, and room for what is not tensors
 _ADDED = ("zoom_in", "zoom_out", "mosaic")
-_WITHOUT_EFFECT = ("parallel_calls", "threads", "dtype")  # options on which the batches do not depend
+_WITHOUT_EFFECT = ("parallel_calls", "threads", "processes", "dtype")  # options on which the batches do not depend
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,11 @@ class _CheckedSource:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._skips:  # each process would tell of each bad image, and count its own alone
+            raise TypeError("what skips images is of one process")
+        return type(self), (self._source, "fail")
+
     def __len__(self) -> int:
         return len(self._source)
 

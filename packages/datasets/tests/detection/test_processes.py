@@ -1,0 +1,109 @@
+"""Samples made in processes: the bits that threads make, the errors that they raise, and processes that end."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gaudi_datasets.detection.coco import parse_coco
+from gaudi_datasets.detection.pipeline import SampleProcesses, can_make_in_processes, make_sample, train_dataset
+from gaudi_datasets.detection.sources import CocoSource
+from gaudi_datasets.errors import BackgroundError, DataError
+from gaudi_datasets.layouts.checking import check_when_read
+from gaudi_datasets.sampling import InputOptions
+from gaudi_datasets.tf_input import read_batches
+from gaudi_ops import SSD300
+
+COUNT, DAMAGED = 6, 5
+
+
+@pytest.fixture(scope="module")
+def image_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    generator = np.random.default_rng(0)
+    for number in range(COUNT):
+        Image.fromarray(generator.integers(0, 255, (90, 120, 3), np.uint8)).save(folder / f"{number}.jpg")
+    return folder
+
+
+def open_images(folder: Path) -> CocoSource:
+    """Open images with a box each."""
+    document = {
+        "images": [{"id": n, "file_name": f"{n}.jpg", "height": 90, "width": 120} for n in range(COUNT)],
+        "annotations": [
+            {"id": n, "image_id": n, "category_id": 1, "bbox": [9, 9, 60, 40], "area": 2400, "iscrowd": 0}
+            for n in range(COUNT)
+        ],
+        "categories": [{"id": 1, "name": "box"}],
+    }
+    return CocoSource(parse_coco(document, folder / "boxes.json"), folder, keep_empty=False)
+
+
+def test_processes_make_the_batches_that_threads_make(image_dir: Path) -> None:
+    source = check_when_read(open_images(image_dir))
+    # Of three images, which a process makes at once, and of more steps than there are processes.
+    options = InputOptions(3, seed=7, dtype="bfloat16", mosaic=0.5)
+    threads, processes = (
+        list(read_batches(train_dataset(source, InputOptions(**{**vars(options), "processes": count})).take(5), source))
+        for count in (0, 2)
+    )
+    assert len(processes) == 5
+    for one, other in zip(threads, processes, strict=True):
+        assert one.keys() == other.keys()
+        for name, expected in one.items():
+            assert (other[name].dtype, other[name].shape) == (expected.dtype, expected.shape)
+            np.testing.assert_array_equal(np.asarray(other[name]), np.asarray(expected), err_msg=name)
+
+
+def test_a_damaged_image_is_named_and_a_process_that_ended_too(image_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(image_dir, tmp_path, dirs_exist_ok=True)
+    source, options = open_images(tmp_path), InputOptions(2, processes=1)
+    processes = SampleProcesses(source, options, SSD300, 2)
+    (tmp_path / f"{DAMAGED}.jpg").write_bytes(b"\xff\xd8\xff\xe0")
+
+    def make(*indices: int) -> list[Any]:
+        return processes.make(np.array(indices), np.zeros(len(indices), np.int64))
+
+    with pytest.raises(DataError) as error:
+        make(0, DAMAGED)
+    assert f"{DAMAGED}.jpg" in str(error.value)
+    made = make(1, 3)  # it goes on
+    for row, index in enumerate((1, 3)):
+        for array, expected in zip(made, make_sample(source, options, SSD300, index, 0), strict=True):
+            np.testing.assert_array_equal(array[row], expected)
+
+    (worker,) = processes._workers
+    worker.process.send_signal(signal.SIGKILL)
+    for _ in range(2):  # whoever asks next is told, too
+        with pytest.raises(BackgroundError) as ended:
+            make(0, 1)
+        assert "SIGKILL" in str(ended.value)
+
+
+def test_processes_end_with_what_started_them(image_dir: Path) -> None:
+    processes = SampleProcesses(open_images(image_dir), InputOptions(1, processes=1), SSD300, 1)
+    processes.make(np.zeros(1, np.int64), np.zeros(1, np.int64))
+    (worker,) = processes._workers
+    assert worker.process.poll() is None
+    del processes
+    assert worker.process.poll() == -signal.SIGKILL
+
+
+def test_sources_of_one_process_are_told(image_dir: Path) -> None:
+    source = open_images(image_dir)
+    assert can_make_in_processes(source)
+    assert can_make_in_processes(check_when_read(source))
+    assert not can_make_in_processes(check_when_read(source, "skip"))
+
+    class Local(CocoSource):
+        """A class that other processes cannot import."""
+
+    local = Local.__new__(Local)
+    local.__dict__.update(vars(source))
+    assert not can_make_in_processes(local)
