@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -340,3 +341,13 @@ def test_no_image_is_blamed_for_the_system(error: Exception, tmp_path: Path, mon
             check_image(content, "a.png")
         with pytest.raises(MemoryError):
             decode_image(content)
+
+
+def test_an_image_of_too_many_pixels_is_told_as_such(tmp_path: Path) -> None:
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", 20000, 10000, 8, 2, 0, 0, 0)
+    head = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    (tmp_path / "large.png").write_bytes(head + struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT")))
+    with pytest.raises(DataError) as error:
+        read_size(tmp_path / "large.png")
+    assert error.value.path == str(tmp_path / "large.png")
+    assert str(20000 * 10000) in str(error.value)

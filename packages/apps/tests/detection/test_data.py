@@ -12,6 +12,7 @@ import pytest
 
 from gaudi_apps.detection.config import SSDConfig
 from gaudi_apps.detection.data import choose_processes, count_processes, open_source
+from gaudi_apps.runtime.settings import ThreadFlag
 from gaudi_datasets.detection.layouts import open_data
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.layouts.checking import check_when_read
@@ -62,7 +63,8 @@ def test_processes_are_chosen_by_flags_and_device(tmp_path: Path, write_turned_s
         write_turned_split(tmp_path, name)
     config = name_files(tmp_path)
     source = open_source(config, "train")
-    for given, expected in (("auto", 0), (0, 0), (3, 3)):  # on a CPU threads keep up
+    cases: tuple[tuple[ThreadFlag, int], ...] = (("auto", 0), (0, 0), (3, 3))
+    for given, expected in cases:  # on a CPU threads keep up
         chosen = replace(config, device=replace(config.device, loader_processes=given, device="cpu"))
         assert choose_processes(chosen, source, threads=16) == expected
     chosen = replace(config, device=replace(config.device, loader_processes=3))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from gaudi_apps.training import reports as progress
-from gaudi_apps.training.reports import ProgressBar, format_duration
+from gaudi_apps.training.reports import ProgressBar, RunLog, format_duration
+from gaudi_apps.training.trainer import Score
 from gaudi_datasets.program import make_console
 
 
@@ -84,6 +87,36 @@ def test_speed_is_that_of_recent_steps(clock: Clock) -> None:
         clock.now += 1.0 if step <= 60 else 0.5
         show.on_step_end(step, {})
     assert show.images_per_second == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("is_waited_for", "rate"), [(True, 4.0), (False, 8 * 9 / (2 * 9 + 30))])
+def test_an_evaluation_that_training_waits_for_is_no_time_of_steps(
+    clock: Clock, tmp_path: Path, is_waited_for: bool, rate: float
+) -> None:
+    """One that a process of its own makes meanwhile is not left out: the steps took what they took."""
+    show = ProgressBar(console=make_console(file=io.StringIO(), force_terminal=False))
+    log = RunLog(tmp_path / "run_log.json", {}, {})
+    trainer: Any = PlanOfTen()
+    trainer.plan.as_json = dict
+    for callback in (show, log):
+        callback.trainer = trainer
+        callback.on_train_begin()
+    for step in range(1, 11):
+        clock.now += 2.0
+        for callback in (show, log):
+            if step == 5:
+                callback.on_evaluate_begin(step)
+            elif step == 6 and not is_waited_for:
+                callback.on_evaluate_end(step, Score(0.5, {}, ""))
+        clock.now += 30.0 * (step == 5)
+        for callback in (show, log):
+            if step == 5 and is_waited_for:
+                callback.on_evaluate_end(step, Score(0.5, {}, ""))
+            trainer.step = step
+            callback.on_step_end(step, {})
+    log.close()
+    assert show.images_per_second == pytest.approx(rate)
+    assert json.loads((tmp_path / "run_log.json").read_text())["starts"][0]["images_per_second"] == pytest.approx(rate)
 
 
 def test_live_bar_on_a_terminal(clock: Clock) -> None:

@@ -240,6 +240,8 @@ def read_head(path: Path) -> tuple[tuple[int, int], int]:
         if isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
             error.filename = error.filename or str(path)  # a read that fails names no file
             raise
+        if isinstance(error, Image.DecompressionBombError):
+            raise DataError(f"has too many pixels ({error})", path=path, remedy="make it smaller") from None
         raise DataError("is no image that is read", path=path, remedy="fetch it again or leave it out") from None
 
 

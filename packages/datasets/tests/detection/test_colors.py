@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gaudi_datasets.detection.augmentation import WHOLE_IMAGE, Draws, draw_augmentation
-from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB, finish_image
+from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB, finish_image, place_window
 from gaudi_datasets.sampling import image_generator
 
 Pixels = npt.NDArray[np.uint8]
@@ -90,3 +90,20 @@ def test_the_next_image_leaves_the_last_one_alone() -> None:
     before = first.copy()
     finish_image(make_scene(1, 60, 60), NO_CHANGE, 60)
     np.testing.assert_array_equal(first, before)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("length", [32767, 70001])
+def test_an_image_of_any_length_is_placed(length: int, turned: bool) -> None:
+    """OpenCV resizes images of any length, but warps none that 16 bits do not count."""
+    slope = np.broadcast_to(np.linspace(0, 255, length)[None, :, None], (4, length, 3)).astype(np.uint8)
+    pixels = slope.transpose(1, 0, 2) if turned else slope
+    height, width = pixels.shape[:2]
+    canvas = np.full((100, 100, 3), 7, np.uint8)
+    window, place = np.array([-0.5, -0.5, 1.5, 1.5], np.float32), np.array([0, 0, 1, 1], np.float32)
+    place_window(canvas, np.ascontiguousarray(pixels), np.array([0, 0, height, width]), (height, width), window, place)
+    across = canvas.transpose(1, 0, 2) if turned else canvas
+    assert (across[:25] == 7).all()
+    assert (across[:, :25] == 7).all()
+    expected = (np.arange(50) + 0.5) / 50 * 255
+    np.testing.assert_allclose(across[50, 25:75, 0], expected, atol=1.5)

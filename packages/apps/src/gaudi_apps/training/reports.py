@@ -44,7 +44,30 @@ RECENT_UPDATES = 20
 FORECAST_UPDATES = 5  # lines after which the time left is said
 
 
-class ProgressBar(Callback):
+class StepClock(Callback):
+    """Tell the time without evaluations that the training waited for."""
+
+    _evaluated, _evaluation_began = 0.0, None
+
+    def now(self) -> float:
+        """Return seconds of a clock that stands still while the training waits for an evaluation."""
+        return time.monotonic() - self._evaluated
+
+    def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
+        """Know that nobody waits for an evaluation that is not done, which a process of its own makes."""
+        self._evaluation_began = None
+
+    def on_evaluate_begin(self, step: int) -> None:
+        """Take the time."""
+        self._evaluation_began = time.monotonic()
+
+    def on_evaluate_end(self, step: int, score: Score) -> None:
+        """Leave out the evaluation."""
+        if self._evaluation_began is not None:
+            self._evaluated += time.monotonic() - self._evaluation_began
+
+
+class ProgressBar(StepClock):
     """Show step, loss, rate, images per second and time left, and a line with the throughput of each epoch.
 
     Args:
@@ -66,7 +89,7 @@ class ProgressBar(Callback):
 
     @property
     def images_per_second(self) -> float:
-        """Images per second over the recent lines; 0 until there are two of them."""
+        """Images per second over the recent lines, evaluations left out; 0 until there are two of them."""
         if len(self._recent) < 2:
             return 0.0
         (first_step, first), (last_step, last) = self._recent[0], self._recent[-1]
@@ -74,7 +97,7 @@ class ProgressBar(Callback):
 
     def on_train_begin(self) -> None:
         """Show the bar."""
-        self._epoch_start = (self.trainer.step, time.monotonic())
+        self._epoch_start = (self.trainer.step, self.now())
         if self._console.is_terminal:
             total = self.trainer.plan.total_steps
             self._bar = Progress(
@@ -89,9 +112,10 @@ class ProgressBar(Callback):
 
     def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
         """Show the step."""
+        super().on_step_end(step, logs)
         if not self.is_due(step):
             return
-        plan, now = self.trainer.plan, time.monotonic()
+        plan, now = self.trainer.plan, self.now()
         self._recent.append((step, now))
         text = self._describe(step, logs)
         if self._bar:
@@ -117,6 +141,7 @@ class ProgressBar(Callback):
 
     def on_evaluate_end(self, step: int, score: Score) -> None:
         """Show the score."""
+        super().on_evaluate_end(step, score)
         self.on_message(f"step {step}: {score.text}")
 
     def on_message(self, text: str) -> None:
@@ -159,7 +184,7 @@ def format_duration(seconds: float) -> str:
     return f"{days}d {clock}" if days else clock
 
 
-class RunLog(Callback):
+class RunLog(StepClock):
     """Write what the report tells of a run: its plan and data; command, speed and environment of each start.
 
     Args:
@@ -176,7 +201,6 @@ class RunLog(Callback):
         self._start: dict[str, Any] = {"command": command, "began": now, "environment": dict(environment)}
         self._earlier: list[Any] = []
         self._first: tuple[int, float] | None = None  # the step that compiled, and its end
-        self._evaluated = 0.0  # seconds since then
 
     def on_train_begin(self) -> None:
         """Add this start to those of the run, unless a run has begun anew."""
@@ -189,16 +213,9 @@ class RunLog(Callback):
 
     def on_step_end(self, step: int, logs: Mapping[str, float]) -> None:
         """Begin to measure the speed."""
+        super().on_step_end(step, logs)
         if self._first is None:
-            self._first = step, time.monotonic()
-
-    def on_evaluate_begin(self, step: int) -> None:
-        """Take the time of an evaluation."""
-        self._evaluation_began = time.monotonic()
-
-    def on_evaluate_end(self, step: int, score: Score) -> None:
-        """Leave an evaluation out of the speed."""
-        self._evaluated += time.monotonic() - self._evaluation_began
+            self._first = step, self.now()
 
     def on_checkpoint(self, step: int) -> None:
         """Write the speed so far."""
@@ -209,12 +226,15 @@ class RunLog(Callback):
         self._write()
 
     def _write(self) -> None:
-        now, trainer = time.monotonic(), self.trainer
-        measured = 0.0
+        trainer, measured = self.trainer, 0.0
         if self._first is not None and trainer.step > self._first[0]:
-            seconds = max(now - self._first[1] - self._evaluated, 1e-9)
+            seconds = max(self.now() - self._first[1], 1e-9)
             measured = (trainer.step - self._first[0]) * trainer.plan.global_batch / seconds
-        speed = {"last_step": trainer.step, "seconds": now - self._began, "images_per_second": measured or None}
+        speed = {
+            "last_step": trainer.step,
+            "seconds": time.monotonic() - self._began,
+            "images_per_second": measured or None,
+        }
         starts = [*self._earlier, {**self._start, **speed}]
         write_json(self._path, {**self._description, "plan": trainer.plan.as_json(), "starts": starts})
 

@@ -26,6 +26,8 @@ STDDEV_RGB = np.array([0.229, 0.224, 0.225], np.float32)
 # Of what no image covers; about 0 once it is normalised.
 BLANK_RGB = np.rint(MEAN_RGB * 255).astype(np.uint8)
 
+_LONGEST_WARPED = 32766  # pixels of a side; OpenCV counts them in 16 bits
+
 _threads = threading.local()
 
 # One image a thread is fastest, and threads of OpenCV's own would come on top of those that the user allows.
@@ -79,6 +81,12 @@ def place_window(
         offsets.append(low + (begin + 0.5) * scale - 0.5 - float(decoded[axis]))
     if min(spans) <= 0:
         return
+    shrunk = [-(-length // _LONGEST_WARPED) for length in pixels.shape[:2]]
+    if max(shrunk) > 1:
+        height, width = (max(1, length // by) for length, by in zip(pixels.shape[:2], shrunk, strict=True))
+        for axis, (length, kept) in enumerate(zip(pixels.shape[:2], (height, width), strict=True)):
+            scales[axis], offsets[axis] = scales[axis] * kept / length, (offsets[axis] + 0.5) * kept / length - 0.5
+        pixels = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
     from_canvas = np.array([[scales[1], 0, offsets[1]], [0, scales[0], offsets[0]]])
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     part = cv2.warpAffine(pixels, from_canvas, (spans[1], spans[0]), flags=flags, borderMode=cv2.BORDER_REPLICATE)
