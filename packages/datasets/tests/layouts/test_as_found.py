@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import tempfile
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from PIL import Image
@@ -355,3 +357,26 @@ def test_coco_may_begin_with_a_mark_and_name_images_from_here(tmp_path: Path) ->
     path.write_text(text, encoding="utf-8-sig")
     assert names_of(tmp_path) == {"": [f"images/{stem}.jpg" for stem in STEMS]}
     assert not [note for note in read_boxes(tmp_path).notes if "a.jpg" in note]
+
+
+@pytest.mark.parametrize("kind", ["coco", "voc", "table"])
+@pytest.mark.parametrize("disk", ["NFC", "NFD"])
+def test_accents_are_one_letter_or_two(tmp_path: Path, kind: str, disk: Literal["NFC", "NFD"]) -> None:
+    """Archives made on macOS have file names that annotations from elsewhere write otherwise."""
+    stems = ("Größe", "á à", "plain")
+    there = [unicodedata.normalize(disk, stem) for stem in stems]
+    told = [unicodedata.normalize("NFD" if disk == "NFC" else "NFC", stem) for stem in stems]
+    for stem in there:
+        draw(tmp_path / "images" / f"{stem}.jpg")
+    if kind == "coco":
+        write_coco(tmp_path / "annotations.json", [f"{stem}.jpg" for stem in told])
+    elif kind == "voc":
+        for number, stem in enumerate(told):
+            annotate(tmp_path / "xml" / f"{number}.xml", f"{stem}.jpg")
+    else:
+        rows = [f"{stem}.jpg,60,40,ant,3,4,20,30" for stem in told]
+        write(tmp_path / "boxes.csv", "\n".join(["filename,width,height,class,xmin,ymin,xmax,ymax", *rows]))
+    data = open_data(tmp_path)
+    names = {each.file_name for source in data.sources.values() for each in map(source.read, range(len(source)))}
+    assert {Path(name).name for name in names} == {f"{stem}.jpg" for stem in there}
+    assert not [note for note in data.notes if "not there" in note]

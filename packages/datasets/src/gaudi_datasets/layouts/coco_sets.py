@@ -73,7 +73,8 @@ def _read(inventory: Inventory, files: dict[str, str], notes: list[str]) -> BoxS
     sets, missing = {}, list[str]()
     for split, name in files.items():
         annotations = read_coco(inventory.root / name)
-        file_names = (PurePosixPath(each.replace("\\", "/")).as_posix() for each in annotations.file_names)
+        slashed = (PurePosixPath(each.replace("\\", "/")).as_posix() for each in annotations.file_names)
+        file_names = map(inventory.spell, slashed)
         annotations = replace(annotations, file_names=tuple(file_names))
         image_dir = _find_image_dir(inventory, name, annotations)
         kept, lost = keep_present(inventory, annotations, image_dir, notes, split)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -65,6 +66,7 @@ class Inventory:
         self.root, self._within = root, f"{within}/" if within else ""
         self.images: list[str] = []
         self.links: list[str] = []
+        self._bases = set[str]()  # of images, without folders
         self._by_ending: dict[str, list[str]] = defaultdict(list)
         # By whether it is without its ending and the name; and by the name of the folder besides.
         self._by_name: dict[tuple[bool, str], list[str]] = defaultdict(list)
@@ -79,7 +81,8 @@ class Inventory:
             self._by_ending[ending].append(name)
             if ending in IMAGE_ENDINGS:
                 self.images.append(name)
-                path = PurePosixPath(name.casefold())
+                self._bases.add(name.rpartition("/")[2])
+                path = PurePosixPath(_fold(name))
                 for is_stem, base in enumerate((path.name, path.stem)):
                     self._by_name[bool(is_stem), base].append(name)
                     self._by_tail[bool(is_stem), base, path.parent.name].append(name)
@@ -107,11 +110,16 @@ class Inventory:
         name = name.replace("\\", "/")
         if PurePosixPath(name).suffix.lower() not in IMAGE_ENDINGS:
             return self.find_stem(name, near, split)
-        return self._choose((False, name.rpartition("/")[2].casefold()), name, near, split)
+        return self._choose((False, _fold(name.rpartition("/")[2])), name, near, split)
 
     def find_stem(self, stem: str, near: str, split: str = "") -> str | None:
         """Find the image whose name without its ending is `stem`; raises as `find_image` does."""
-        return self._choose((True, stem.rpartition("/")[2].casefold()), stem, near, split)
+        return self._choose((True, _fold(stem.rpartition("/")[2])), stem, near, split)
+
+    def spell(self, name: str) -> str:
+        """Return the path of an image as the disk has it: macOS writes letters and their accents one by one."""
+        spelt = (unicodedata.normalize(form, name) for form in ("NFC", "NFD") if not name.isascii())
+        return next((one for one in spelt if one.rpartition("/")[2] in self._bases), name)
 
     def _choose(self, key: tuple[bool, str], wanted: str, near: str, split: str) -> str | None:
         """Choose by the end of the path, then what lies beside the annotation file and no masks, by split and way."""
@@ -120,7 +128,7 @@ class Inventory:
         # What is in a folder of that name, at once: each of many folders may have a file of the wanted name.
         is_near = parent.as_posix() in (".", near)
         folder = PurePosixPath(near) if is_near else parent
-        tails = self._by_tail.get((*key, folder.name.casefold()), [])
+        tails = self._by_tail.get((*key, _fold(folder.name)), [])
         beside = [name for name in tails if PurePosixPath(name).parent == folder] if is_near else []
         names = beside or (tails if parent.name else []) or self._by_name.get(key, [])
         parts = PurePosixPath(wanted).parts[::-1]
@@ -209,6 +217,11 @@ def walk_files(root: Path) -> Iterator[Path]:
             folders[:] = sorted(filter(is_visible, folders))
             places += [path for name in folders if (path := Path(folder, name)).is_symlink()]
             yield from (Path(folder, name) for name in files if is_visible(name))
+
+
+def _fold(name: str) -> str:
+    """Return what is equal for names that differ in the case of letters, or in how accents are written."""
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 def _relate(folder: str, name: str, root: Path) -> str:
