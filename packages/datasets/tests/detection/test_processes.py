@@ -86,7 +86,9 @@ def test_a_damaged_image_is_named_and_a_process_that_ended_too(image_dir: Path, 
         assert "SIGKILL" in str(ended.value)
 
 
-def test_processes_end_with_what_started_them(image_dir: Path) -> None:
+def test_processes_end_with_what_started_them(image_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "numpy.py").write_text("raise SystemExit(3)\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)  # of which nothing is imported
     processes = SampleProcesses(open_images(image_dir), InputOptions(1, processes=1), SSD300, 1)
     processes.make(np.zeros(1, np.int64), np.zeros(1, np.int64))
     (worker,) = processes._workers

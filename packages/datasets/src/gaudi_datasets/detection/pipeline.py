@@ -32,7 +32,9 @@ from gaudi_ops import SSD300, DefaultBoxSpec
 # More threads make fewer images, because they wait for Python's lock: 16 made half of what 2 do on two processors.
 _MOST_THREADS = 4
 _CHUNK = 16  # most samples that a process makes at once
-# Of such a process: it computes in one thread, on no accelerator, and logs nothing that this one has logged.
+# Of such a process: it imports what this one would, and nothing of the current folder that this one would not.
+_PROGRAM = f"import sys; sys.path[:] = sys.argv[2:]; from {__name__} import main; main(int(sys.argv[1]))"
+# It computes in one thread, on no accelerator, and logs nothing that this one has logged.
 _ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "-1",
     "OMP_NUM_THREADS": "1",
@@ -222,7 +224,7 @@ def _start(setup: bytes) -> _Worker:
     with there:
         # In a session of its own, it does not hear Ctrl-C; it ends with the channel, however this process does.
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(there.fileno())],
+            [sys.executable, "-c", _PROGRAM, str(there.fileno()), *sys.path],
             stdin=subprocess.DEVNULL,
             pass_fds=(there.fileno(),),
             env={**os.environ, **_ENVIRONMENT},
@@ -346,7 +348,3 @@ def prepare_pixels(pixels: Any, image_size: int = SSD300.image_size) -> Any:
     resized = tf.image.resize(pixels, [image_size, image_size])
     resized = tf.ensure_shape(resized, [*resized.shape[:-3], image_size, image_size, 3])
     return (resized / 255.0 - MEAN_RGB) * (1 / STDDEV_RGB)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
