@@ -58,6 +58,14 @@ def test_processes_leave_processors_to_the_first_one(threads: int, processes: in
     assert count_processes(threads) == processes
 
 
+def test_ranks_of_a_machine_share_its_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gaudi_apps.detection.data.count_processors", lambda: 96)
+    monkeypatch.setattr("os.cpu_count", lambda: 96)
+    assert count_processes(16, ranks=8) == 10
+    monkeypatch.setattr("os.cpu_count", lambda: 192)  # a launcher has given this rank its own
+    assert count_processes(16, ranks=8) == 14
+
+
 def test_processes_are_chosen_by_flags_and_device(tmp_path: Path, write_turned_split: Write) -> None:
     for name in SPLITS:
         write_turned_split(tmp_path, name)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
@@ -32,7 +34,7 @@ def image_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def open_images(folder: Path) -> CocoSource:
+def open_images(folder: Path, kind: type[CocoSource] = CocoSource) -> CocoSource:
     """Open images with a box each."""
     document = {
         "images": [{"id": n, "file_name": f"{n}.jpg", "height": 90, "width": 120} for n in range(COUNT)],
@@ -42,7 +44,7 @@ def open_images(folder: Path) -> CocoSource:
         ],
         "categories": [{"id": 1, "name": "box"}],
     }
-    return CocoSource(parse_coco(document, folder / "boxes.json"), folder, keep_empty=False)
+    return kind(parse_coco(document, folder / "boxes.json"), folder, keep_empty=False)
 
 
 def test_processes_make_the_batches_that_threads_make(image_dir: Path) -> None:
@@ -54,6 +56,8 @@ def test_processes_make_the_batches_that_threads_make(image_dir: Path) -> None:
         for count in (0, 2)
     )
     assert len(processes) == 5
+    gc.collect()
+    assert not psutil.Process().children(recursive=True)  # they end with the dataset
     for one, other in zip(threads, processes, strict=True):
         assert one.keys() == other.keys()
         for name, expected in one.items():
@@ -61,9 +65,24 @@ def test_processes_make_the_batches_that_threads_make(image_dir: Path) -> None:
             np.testing.assert_array_equal(np.asarray(other[name]), np.asarray(expected), err_msg=name)
 
 
+class Faulty(CocoSource):
+    """Images of which one raises an error that means something else to who reads a channel."""
+
+    def read(self, index: int) -> Any:
+        if index == 0:
+            raise EOFError("of the source")
+
+        class LocalError(Exception):
+            """An error that no other process can make again."""
+
+        if index == 1:
+            raise LocalError("local")
+        return super().read(index)
+
+
 def test_a_damaged_image_is_named_and_a_process_that_ended_too(image_dir: Path, tmp_path: Path) -> None:
     shutil.copytree(image_dir, tmp_path, dirs_exist_ok=True)
-    source, options = open_images(tmp_path), InputOptions(2, processes=1)
+    source, options = open_images(tmp_path, Faulty), InputOptions(2, processes=1)
     processes = SampleProcesses(source, options, SSD300, 2)
     (tmp_path / f"{DAMAGED}.jpg").write_bytes(b"\xff\xd8\xff\xe0")
 
@@ -71,10 +90,14 @@ def test_a_damaged_image_is_named_and_a_process_that_ended_too(image_dir: Path, 
         return processes.make(np.array(indices), np.zeros(len(indices), np.int64))
 
     with pytest.raises(DataError) as error:
-        make(0, DAMAGED)
+        make(2, DAMAGED)
     assert f"{DAMAGED}.jpg" in str(error.value)
-    made = make(1, 3)  # it goes on
-    for row, index in enumerate((1, 3)):
+    for index, kind, text in ((0, EOFError, "of the source"), (1, RuntimeError, "LocalError: local")):
+        with pytest.raises(kind) as raised:
+            make(index, 2)
+        assert str(raised.value) == text
+    made = make(2, 3)  # it goes on
+    for row, index in enumerate((2, 3)):
         for array, expected in zip(made, make_sample(source, options, SSD300, index, 0), strict=True):
             np.testing.assert_array_equal(array[row], expected)
 
@@ -82,7 +105,7 @@ def test_a_damaged_image_is_named_and_a_process_that_ended_too(image_dir: Path, 
     worker.process.send_signal(signal.SIGKILL)
     for _ in range(2):  # whoever asks next is told, too
         with pytest.raises(BackgroundError) as ended:
-            make(0, 1)
+            make(2, 3)
         assert "SIGKILL" in str(ended.value)
 
 
@@ -92,7 +115,9 @@ def test_processes_end_with_what_started_them(image_dir: Path, tmp_path: Path, m
     processes = SampleProcesses(open_images(image_dir), InputOptions(1, processes=1), SSD300, 1)
     processes.make(np.zeros(1, np.int64), np.zeros(1, np.int64))
     (worker,) = processes._workers
-    assert worker.process.poll() is None
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):  # of who ends all processes of a job
+        worker.process.send_signal(number)
+    processes.make(np.zeros(1, np.int64), np.zeros(1, np.int64))
     del processes
     assert worker.process.poll() == -signal.SIGKILL
 
@@ -109,3 +134,13 @@ def test_sources_of_one_process_are_told(image_dir: Path) -> None:
     local = Local.__new__(Local)
     local.__dict__.update(vars(source))
     assert not can_make_in_processes(local)
+
+
+def test_a_process_that_cannot_be_started_is_an_error_each_time(
+    image_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = SampleProcesses(open_images(image_dir), InputOptions(1, processes=1), SSD300, 1)
+    monkeypatch.setattr("sys.executable", str(image_dir / "python"))
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            processes.make(np.zeros(1, np.int64), np.zeros(1, np.int64))

@@ -189,8 +189,8 @@ class DeviceFlags(flags.DeviceFlags):
     """Number of TensorFlow's threads within and between operations; 0: one per processor; auto: the fastest number on
     this machine, measured once, for some seconds."""
     loader_processes: Annotated[ThreadFlag, per_rank(minimum=0)] = "auto"
-    """Number of processes to make training images with, where one process is too slow; 0: threads do it; auto: on a GPU
-    or a Gaudi two less than there would be threads, elsewhere 0."""
+    """Number of processes to make training images with; 0: threads do it, at most four; auto: on a GPU or a Gaudi two
+    less than --threadpool_size, if that leaves more than one, else 0."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -23,6 +24,7 @@ from gaudi_apps.training.trainer import Batches, TrainingData
 from gaudi_datasets.detection.coco import COCO_CATEGORIES, Category
 from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError
+from gaudi_datasets.memory import count_processors
 from gaudi_datasets.program import count_things
 from gaudi_datasets.sampling import InputOptions, balance_classes, count_repeated, find_repeat_factors
 from gaudi_distributed import choose_device
@@ -72,7 +74,7 @@ def open_training_data(config: SSDConfig, run: RunSettings) -> TrainingData:
     source = open_source(config, "train")
     num_images, repeat_factors, class_weights = find_emphasis(config, source)
     checked = check_source(source, config.data, run, trains=True)
-    processes = choose_processes(config, checked, options.threads)
+    processes = choose_processes(config, checked, options.threads, run.distribution.rank_info.local_size)
     if processes:  # which keep nothing: each would keep all
         options = replace(options, processes=processes)
         say(f"images are made by {count_things(processes, 'process')}")
@@ -90,8 +92,10 @@ def open_training_data(config: SSDConfig, run: RunSettings) -> TrainingData:
     return TrainingData(model_config, num_images, source.fingerprint, read_images, files, former)
 
 
-def choose_processes(config: SSDConfig, source: DetectionSource, threads: int) -> int:
+def choose_processes(config: SSDConfig, source: DetectionSource, threads: int, ranks: int = 1) -> int:
     """Return how many processes make training images in place of so many threads; 0 where threads keep up, or must.
+
+    `ranks` are those of this machine.
 
     Raises:
         FlagError: --loader_processes asks for some, and others cannot read the source.
@@ -101,18 +105,24 @@ def choose_processes(config: SSDConfig, source: DetectionSource, threads: int) -
     given = config.device.loader_processes
     if given == "auto":
         on_cpu = choose_device(config.device.device, use_hpu=not config.device.no_hpu) == "cpu"
-        return count_processes(threads) if not on_cpu and can_make_in_processes(source) else 0
+        return count_processes(threads, ranks) if not on_cpu and can_make_in_processes(source) else 0
     if given and not can_make_in_processes(source):
         raise FlagError(
-            f"--loader_processes {given}: is for data on disks, and not beside --on_bad_image skip",
+            f"--loader_processes {given}: no other process can read this data; that at a URL is read by one, and all by"
+            " --on_bad_image skip",
             flag="--loader_processes",
             remedy="give 0",
         )
     return given
 
 
-def count_processes(threads: int) -> int:
-    """Return how many processes make images for an accelerator on so many processors; one is no help."""
+def count_processes(threads: int, ranks: int = 1) -> int:
+    """Return how many processes make images for an accelerator in place of so many threads; one is no help.
+
+    Of several ranks, each counts all processors of the machine, unless its launcher gave it some of its own.
+    """
+    if ranks > 1 and (processors := count_processors()) == os.cpu_count():
+        threads = min(threads, processors // ranks)
     return threads - _BESIDE_PROCESSES if threads > _BESIDE_PROCESSES + 1 else 0
 
 

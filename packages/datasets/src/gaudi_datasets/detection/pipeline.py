@@ -33,7 +33,16 @@ from gaudi_ops import SSD300, DefaultBoxSpec
 _MOST_THREADS = 4
 _CHUNK = 16  # most samples that a process makes at once
 # Of such a process: it imports what this one would, and nothing of the current folder that this one would not.
-_PROGRAM = f"import sys; sys.path[:] = sys.argv[2:]; from {__name__} import main; main(int(sys.argv[1]))"
+# Who ends a whole job by signals means the training, which ends this by closing the channel.
+_PROGRAM = f"""
+import sys
+sys.path[:] = sys.argv[2:]
+import signal
+for each in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+    signal.signal(each, signal.SIG_IGN)
+from {__name__} import main
+main(int(sys.argv[1]))
+"""
 # It computes in one thread, on no accelerator, and logs nothing that this one has logged.
 _ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "-1",
@@ -74,7 +83,8 @@ def train_dataset(
 
     samples = tf.data.Dataset.range(first_step, np.iinfo(np.int64).max).flat_map(samples_of)
     if options.processes:
-        return apply_options(_map_by_processes(samples, source, options, spec).prefetch(2), options)
+        dataset = _map_by_processes(samples, source, options, spec).prefetch(2)
+        return apply_options(dataset, replace(options, threads=max(options.threads, options.processes + 1)))
     read_example = functools.cache(source.read) if options.cache_encoded else source.read
     layout = _lay_out(1, replace(options, dtype="float32"), spec)
 
@@ -123,7 +133,7 @@ def can_make_in_processes(source: DetectionSource) -> bool:
     """Return whether other processes can read a source: it can be pickled, and is not fetched ahead from a store."""
     try:
         return os.name == "posix" and find_expect(source) is None and bool(pickle.dumps(source))
-    except (pickle.PicklingError, TypeError, AttributeError):  # a lock, or a class within a function
+    except Exception:  # whatever a source raises that has a lock, or is of a class within a function
         return False
 
 
@@ -131,11 +141,17 @@ def _map_by_processes(samples: Any, source: DetectionSource, options: InputOptio
     """Make batches of samples, scalar indices and epochs, by processes that make several of one batch at once."""
     chunk = max(count for count in range(1, _CHUNK + 1) if options.batch_size % count == 0)
     layout, processes = _lay_out(chunk, options, spec), SampleProcesses(source, options, spec, chunk)
+    make = weakref.WeakMethod(processes.make)  # TensorFlow keeps what it calls as long as the program runs
+
+    def load_chunk(indices: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
+        if (method := make()) is None:
+            raise RuntimeError("the dataset is gone")
+        return method(indices, epochs)
 
     @tf.autograph.experimental.do_not_convert
     def load(indices: Any, epochs: Any) -> dict[str, Any]:
         types, shapes = [kind for _, kind in layout.values()], [shape for shape, _ in layout.values()]
-        return dict(zip(layout, call_python(processes.make, [indices, epochs], types, shapes), strict=True))
+        return dict(zip(layout, call_python(load_chunk, [indices, epochs], types, shapes), strict=True))
 
     @tf.autograph.experimental.do_not_convert
     def join(batch: dict[str, Any]) -> dict[str, Any]:
@@ -144,6 +160,7 @@ def _map_by_processes(samples: Any, source: DetectionSource, options: InputOptio
         return {**joined, "images": images if images.dtype == tf.float32 else tf.bitcast(images, tf.bfloat16)}
 
     dataset = samples.batch(chunk, drop_remainder=True).map(load, num_parallel_calls=options.processes)
+    dataset.processes = processes  # which end with it, and with what is made of it
     return dataset.batch(options.batch_size // chunk, drop_remainder=True).map(join)
 
 
@@ -193,24 +210,32 @@ class SampleProcesses:
             BackgroundError: the process has ended by itself.
             DataError: a record is damaged, or an image cannot be decoded.
         """
-        worker = self._free.get()
-        if worker is None:
-            self._workers.append(worker := _start(self._setup))
+        free, error = self._free.get(), b""
         try:
-            worker.channel.sendall(np.stack([indices, epochs]).tobytes())
-            if error := _receive_bytes(worker.channel):
-                raise pickle.loads(error)  # noqa: S301 - of the process that was started here
-            arrays = [np.empty(shape, kind.as_numpy_dtype) for shape, kind in self._layout.values()]
-            for array in arrays:
+            worker = free or _start(self._setup)
+        except BaseException:
+            self._free.put(None)  # the next call tries again; else it would wait
+            raise
+        arrays = [np.empty(shape, kind.as_numpy_dtype) for shape, kind in self._layout.values()]
+        try:
+            if free is None:
+                self._workers.append(worker)
+                error = _receive_bytes(worker.channel)  # of a source that it cannot read
+            if not error:
+                worker.channel.sendall(np.stack([indices, epochs]).tobytes())
+                error = _receive_bytes(worker.channel)
+            for array in () if error else arrays:
                 _receive_into(worker.channel, array.reshape(-1).view(np.uint8))
-            return arrays
         except (EOFError, ConnectionError):
             raise BackgroundError(
                 f"a process that makes images has ended {_describe_end(worker.process)}",
-                remedy="see that there is memory, or make them in threads",
+                remedy="see that there is memory, or make images in threads (--loader_processes 0)",
             ) from None
         finally:  # one that has ended tells the others, too, who would wait for it
             self._free.put(worker)
+        if error:
+            raise pickle.loads(error)  # noqa: S301 - of the process that was started here
+        return arrays
 
 
 class _Worker(NamedTuple):
@@ -279,20 +304,34 @@ def main(descriptor: int) -> None:
     """Make samples until the other end of the channel is closed."""
     channel = socket.socket(fileno=descriptor)
     with contextlib.suppress(EOFError, ConnectionError):
-        source, options, spec, chunk = pickle.loads(_receive_bytes(channel))  # noqa: S301 - of what started this one
+        setup = _receive_bytes(channel)
+        try:
+            source, options, spec, chunk = pickle.loads(setup)  # noqa: S301 - of what started this one
+        except Exception as error:  # as of a class in the script of a user, which is not imported here
+            return _send_bytes(channel, _pack(error))
+        _send_bytes(channel, b"")
         given = np.empty((2, chunk), np.int64)
         while True:
             _receive_into(channel, given.reshape(-1).view(np.uint8))
             try:
                 samples = [make_sample(source, options, spec, *each) for each in given.T.tolist()]
             except Exception as error:  # the first process raises it
-                _send_bytes(channel, pickle.dumps(error))
+                _send_bytes(channel, _pack(error))
                 continue
             images, *others = (np.stack(each) for each in zip(*samples, strict=True))
             images = images if options.dtype == "float32" else images.astype(tf.bfloat16.as_numpy_dtype)
             _send_bytes(channel, b"")
             for array in (images, *others):
                 channel.sendall(array.reshape(-1).view(np.uint8))
+
+
+def _pack(error: Exception) -> bytes:
+    """Pickle an error, or its text where another process could not make it again."""
+    try:
+        pickle.loads(packed := pickle.dumps(error))  # noqa: S301 - packed in this line
+    except Exception:
+        packed = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+    return packed
 
 
 def eval_dataset(source: DetectionSource, options: InputOptions, *, num_images: int | None = None) -> Any:
