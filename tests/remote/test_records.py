@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from tests.remote.conftest import BUCKET, SECRET, Bucket
 
+from gaudi_datasets.detection.pipeline import can_make_in_processes
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.documents import CHECKSUM, seal
 from gaudi_datasets.errors import AccessError, DataError, FlagError, GaudiError, MissingInputError, TransferError
@@ -227,6 +228,8 @@ def test_records_that_do_not_fit_are_read_by_ranges(
         monkeypatch.setattr("gaudi_datasets.fetching.downloads.Patience", lambda: SOON)
     remote, local = open_both(records)
     filled.aim("GET", "train-00002", *faults)
+    assert can_make_in_processes(local)
+    assert not can_make_in_processes(remote)  # one process fetches ahead
     for number, order in enumerate((np.arange(len(local)), np.arange(len(local))[::-1])):
         if number:  # announced, as a training does
             remote.expect(order)

@@ -15,7 +15,8 @@ from PIL import Image
 
 from gaudi_datasets.detection.coco import parse_coco
 from gaudi_datasets.detection.pipeline import SampleProcesses, can_make_in_processes, make_sample, train_dataset
-from gaudi_datasets.detection.sources import CocoSource
+from gaudi_datasets.detection.records import write_records
+from gaudi_datasets.detection.sources import CocoSource, RecordSource
 from gaudi_datasets.errors import BackgroundError, DataError
 from gaudi_datasets.layouts.checking import check_when_read
 from gaudi_datasets.sampling import InputOptions
@@ -23,6 +24,14 @@ from gaudi_datasets.tf_input import read_batches
 from gaudi_ops import SSD300
 
 COUNT, DAMAGED = 6, 5
+DOCUMENT = {
+    "images": [{"id": n, "file_name": f"{n}.jpg", "height": 90, "width": 120} for n in range(COUNT)],
+    "annotations": [
+        {"id": n, "image_id": n, "category_id": 1, "bbox": [9, 9, 60, 40], "area": 2400, "iscrowd": 0}
+        for n in range(COUNT)
+    ],
+    "categories": [{"id": 1, "name": "box"}],
+}
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +45,7 @@ def image_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def open_images(folder: Path, kind: type[CocoSource] = CocoSource) -> CocoSource:
     """Open images with a box each."""
-    document = {
-        "images": [{"id": n, "file_name": f"{n}.jpg", "height": 90, "width": 120} for n in range(COUNT)],
-        "annotations": [
-            {"id": n, "image_id": n, "category_id": 1, "bbox": [9, 9, 60, 40], "area": 2400, "iscrowd": 0}
-            for n in range(COUNT)
-        ],
-        "categories": [{"id": 1, "name": "box"}],
-    }
-    return kind(parse_coco(document, folder / "boxes.json"), folder, keep_empty=False)
+    return kind(parse_coco(DOCUMENT, folder / "boxes.json"), folder, keep_empty=False)
 
 
 def test_processes_make_the_batches_that_threads_make(image_dir: Path) -> None:
@@ -122,11 +123,14 @@ def test_processes_end_with_what_started_them(image_dir: Path, tmp_path: Path, m
     assert worker.process.poll() == -signal.SIGKILL
 
 
-def test_sources_of_one_process_are_told(image_dir: Path) -> None:
+def test_sources_of_one_process_are_told(image_dir: Path, tmp_path: Path) -> None:
     source = open_images(image_dir)
-    assert can_make_in_processes(source)
-    assert can_make_in_processes(check_when_read(source))
-    assert not can_make_in_processes(check_when_read(source, "skip"))
+    annotations = parse_coco(DOCUMENT, image_dir / "boxes.json")
+    write_records(annotations, image_dir, tmp_path, "train", shards=1, keep_empty=False)
+    for each in (source, RecordSource(tmp_path, "train")):
+        assert can_make_in_processes(each)
+        assert can_make_in_processes(check_when_read(each))
+        assert not can_make_in_processes(check_when_read(each, "skip"))
 
     class Local(CocoSource):
         """A class that other processes cannot import."""

@@ -130,9 +130,9 @@ def make_sample(
 
 
 def can_make_in_processes(source: DetectionSource) -> bool:
-    """Return whether other processes can read a source: it can be pickled, and is not fetched ahead from a store."""
+    """Return whether other processes can read a source: it can be pickled, as one cannot that fetches from a store."""
     try:
-        return os.name == "posix" and find_expect(source) is None and bool(pickle.dumps(source))
+        return os.name == "posix" and bool(pickle.dumps(source))
     except Exception:  # whatever a source raises that has a lock, or is of a class within a function
         return False
 
