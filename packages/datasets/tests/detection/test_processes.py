@@ -49,7 +49,7 @@ def open_images(folder: Path, kind: type[CocoSource] = CocoSource) -> CocoSource
 
 
 def test_processes_make_the_batches_that_threads_make(image_dir: Path) -> None:
-    source = check_when_read(open_images(image_dir))
+    source, earlier = check_when_read(open_images(image_dir)), psutil.Process().children()
     # Of three images, which a process makes at once, and of more steps than there are processes.
     options = InputOptions(3, seed=7, dtype="bfloat16", mosaic=0.5)
     threads, processes = (
@@ -58,7 +58,9 @@ def test_processes_make_the_batches_that_threads_make(image_dir: Path) -> None:
     )
     assert len(processes) == 5
     gc.collect()
-    assert not psutil.Process().children(recursive=True)  # they end with the dataset
+    started = [each for each in psutil.Process().children() if each not in earlier]
+    _, left = psutil.wait_procs(started, timeout=60)  # for what they were asked last
+    assert not left  # they end with the dataset
     for one, other in zip(threads, processes, strict=True):
         assert one.keys() == other.keys()
         for name, expected in one.items():
