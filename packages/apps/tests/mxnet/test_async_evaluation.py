@@ -19,11 +19,12 @@ import pytest
 
 from gaudi_apps.mxnet import evaluation
 from gaudi_apps.mxnet.evaluation import AsyncEvaluation, BackgroundScoring, MXNetEvaluator
-from gaudi_apps.runtime.errors import SIGNALS, BackgroundError, FailureReporter
+from gaudi_apps.runtime.errors import SIGNALS, FailureReporter
 from gaudi_apps.training.callbacks import Checkpoints, EarlyStopping, Evaluation, Heartbeat
 from gaudi_apps.training.checkpoint import MANIFEST, TENSORS, Checkpoint, CheckpointFolder, RunState
 from gaudi_apps.training.history import History, read_history
 from gaudi_apps.training.trainer import Callback, Score, Trainer, TrainingData
+from gaudi_datasets.errors import BackgroundError
 from gaudi_datasets.sampling import InputOptions
 from gaudi_distributed import SingleProcess
 

@@ -17,12 +17,12 @@ from typing import Any, TypeAlias, cast
 from gaudi_apps.detection.detections import DRAWN_PER_IMAGE, Detect
 from gaudi_apps.detection.evaluator import DetectionEvaluator, Scored
 from gaudi_apps.inference.evaluator import Batch
-from gaudi_apps.runtime.errors import SIGNALS, BackgroundError, warn
+from gaudi_apps.runtime.errors import SIGNALS, warn
 from gaudi_apps.training.callbacks import Evaluation, Heartbeat
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder, load_checkpoint
 from gaudi_apps.training.history import History
 from gaudi_datasets.detection.batches import Layout, eval_batches
-from gaudi_datasets.errors import DataError
+from gaudi_datasets.errors import BackgroundError, DataError
 from gaudi_datasets.program import count_things
 from gaudi_ops.program import hold_interrupts
 

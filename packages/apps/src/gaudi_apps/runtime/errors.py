@@ -13,7 +13,6 @@ from numbers import Integral
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
-from gaudi_datasets.errors import BackgroundError as BackgroundError
 from gaudi_datasets.errors import GaudiError
 from gaudi_distributed import Communicator
 from gaudi_distributed.cluster.rank_info import RankInfo, detect_rank

@@ -65,6 +65,7 @@ class StepClock(Callback):
         """Leave out the evaluation."""
         if self._evaluation_began is not None:
             self._evaluated += time.monotonic() - self._evaluation_began
+            self._evaluation_began = None
 
 
 class ProgressBar(StepClock):

@@ -66,7 +66,6 @@ class Inventory:
         self.root, self._within = root, f"{within}/" if within else ""
         self.images: list[str] = []
         self.links: list[str] = []
-        self._bases = set[str]()  # of images, without folders
         self._by_ending: dict[str, list[str]] = defaultdict(list)
         # By whether it is without its ending and the name; and by the name of the folder besides.
         self._by_name: dict[tuple[bool, str], list[str]] = defaultdict(list)
@@ -81,7 +80,6 @@ class Inventory:
             self._by_ending[ending].append(name)
             if ending in IMAGE_ENDINGS:
                 self.images.append(name)
-                self._bases.add(name.rpartition("/")[2])
                 path = PurePosixPath(_fold(name))
                 for is_stem, base in enumerate((path.name, path.stem)):
                     self._by_name[bool(is_stem), base].append(name)
@@ -119,7 +117,8 @@ class Inventory:
     def spell(self, name: str) -> str:
         """Return the path of an image as the disk has it: macOS writes letters and their accents one by one."""
         spelt = (unicodedata.normalize(form, name) for form in ("NFC", "NFD") if not name.isascii())
-        return next((one for one in spelt if one.rpartition("/")[2] in self._bases), name)
+        there = {each.rpartition("/")[2] for each in self._by_name.get((False, _fold(name.rpartition("/")[2])), [])}
+        return next((one for one in spelt if one.rpartition("/")[2] in there), name)
 
     def _choose(self, key: tuple[bool, str], wanted: str, near: str, split: str) -> str | None:
         """Choose by the end of the path, then what lies beside the annotation file and no masks, by split and way."""
