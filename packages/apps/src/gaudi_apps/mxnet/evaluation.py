@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from functools import partial
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias, cast
 
@@ -48,6 +49,7 @@ class BackgroundScoring:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, open_scoring), daemon=True)
+        resource_tracker.ensure_running()  # else the start below starts it, which unblocks the signals
         with hold_interrupts():
             # The process begins with these signals blocked, so none ends it before it ignores them.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)

@@ -304,9 +304,8 @@ def main(descriptor: int) -> None:
     """Make samples until the other end of the channel is closed."""
     channel = socket.socket(fileno=descriptor)
     with contextlib.suppress(EOFError, ConnectionError):
-        setup = _receive_bytes(channel)
         try:
-            source, options, spec, chunk = pickle.loads(setup)  # noqa: S301 - of what started this one
+            source, options, spec, chunk = pickle.loads(_receive_bytes(channel))  # noqa: S301 - of what started this
         except Exception as error:  # as of a class in the script of a user, which is not imported here
             return _send_bytes(channel, _pack(error))
         _send_bytes(channel, b"")
