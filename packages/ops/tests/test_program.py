@@ -17,6 +17,7 @@ from gaudi_ops.program import (
     describe_error,
     exit_status_of,
     importing,
+    is_foreseen,
     run_program,
     say,
     show_status,
@@ -169,6 +170,27 @@ def test_a_kernel_without_memory_is_told_from_one_that_is_wrong(code: int, did: 
     error = kind(f"Graph execution error:\n\nOperation received an exception:{told}\n[[{{node dense/Relu}}]]")
     assert exit_status_of(error) == status
     assert (did in describe_error(error)) is (status == 74)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "status"),
+    [
+        ("FailedPreconditionError", "DNN library initialization failed. Look at the errors above.", 74),
+        ("InternalError", "failed call to cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY: out of memory", 74),
+        ("InternalError", "cudaGetDevice() failed. Status: out of memory", 74),
+        ("InternalError", "Dst tensor is not initialized.", 74),
+        ("UnknownError", "Could not create cudnn handle: CUDNN_STATUS_NOT_INITIALIZED", 74),
+        ("InternalError", "an illegal memory access was encountered", 70),
+        ("InvalidArgumentError", "a column is named CUDA_ERROR_OUT_OF_MEMORY", 70),
+    ],
+)
+def test_a_gpu_that_is_full_is_told_from_one_that_is_wrong(kind: str, told: str, status: int) -> None:
+    raised = type(kind, (Exception,), {"__module__": "tensorflow.python.framework.errors_impl"})
+    error = raised(f"Graph execution error:\n\n{told}\n\t [[{{{{node conv1}}}}]] [Op:train_step]")
+    assert exit_status_of(error) == status
+    assert is_foreseen(error) is (status == 74)
+    assert ("GPU" in describe_error(error)) is (status == 74)
+    assert (told in describe_error(error)) is (status == 74)
 
 
 def test_an_error_of_the_system_names_its_file() -> None:

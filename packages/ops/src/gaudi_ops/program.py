@@ -30,6 +30,13 @@ MAX_ERROR = 400  # characters of an error as it is printed
 _CV_NO_MEMORY = -4  # the code of such a cv2.error
 # Of a kernel of oneDNN in TensorFlow: no memory (1), or none for what it needs while it computes (5).
 _KERNEL_NO_MEMORY = re.compile(r"Status: (1, message: |5, message: could not (create|execute) a primitive)")
+# Of a GPU: its memory is full, or its libraries cannot begin, for which another program that fills it is the most
+# frequent cause. TensorFlow has no type of its own for these.
+_GPU_NO_MEMORY = re.compile(
+    r"CUDA_ERROR_OUT_OF_MEMORY|Status: out of memory|Dst tensor is not initialized|DNN library initialization failed"
+    r"|CU(DNN|BLAS)_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)"
+)
+_OF_GPU = ("InternalError", "FailedPreconditionError", "UnknownError")
 NO_THREAD = "can't start new thread"  # whose stack finds no place, says Python
 NO_REASON = "error return without exception set"
 
@@ -202,6 +209,9 @@ def _describe(error: BaseException) -> str:
         return " ".join(line.strip() for line in lines)
     if lacks_memory(error):
         said = [line for line in lines if _KERNEL_NO_MEMORY.search(line)] or lines
+        if _is_gpu_exhausted(error):
+            told = next(line.strip() for line in lines if _GPU_NO_MEMORY.search(line))
+            return f"the GPU is full, or its libraries do not fit it ({told}); nvidia-smi shows what else uses it"
         told = f" ({said[0]})" if said else ""
         return f"there is not enough memory{told}; free some, or take a smaller batch or fewer processes"
     if isinstance(error, OSError) and error.strerror:
@@ -226,7 +236,15 @@ def lacks_memory(error: BaseException) -> bool:
     )
     # Python says the latter of a library in C that fails and does not say why, as one that finds no memory.
     is_told = (kind, str(error)) in ((RuntimeError, NO_THREAD), (SystemError, NO_REASON))
-    return isinstance(error, MemoryError) or is_exhausted or is_told or _is_cv_exhausted(error)
+    return (
+        isinstance(error, MemoryError) or is_exhausted or is_told or _is_cv_exhausted(error) or _is_gpu_exhausted(error)
+    )
+
+
+def _is_gpu_exhausted(error: BaseException) -> bool:
+    kind = type(error)
+    is_of_gpu = kind.__module__.startswith("tensorflow.") and kind.__name__ in _OF_GPU
+    return is_of_gpu and _GPU_NO_MEMORY.search(str(error)) is not None
 
 
 def _is_cv_exhausted(error: BaseException) -> bool:
