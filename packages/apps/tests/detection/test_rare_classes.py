@@ -96,6 +96,8 @@ def test_each_repeat_of_an_image_is_augmented_by_itself(records: Path) -> None:
         (("--use_fake_data", "--repeat_factor", 0.1), "--repeat_factor"),
         (("--use_fake_data", "--class_weights", "balanced"), "--class_weights"),
         (("--use_fake_data", "--mosaic", 0.5), "--mosaic"),
+        (("--use_fake_data", "--loader_processes", 2), "--loader_processes"),
+        (("--data_dir", "x", "--static", "--loader_processes", 2), "--loader_processes"),
         (("--data_dir", "x", "--static", "--zoom_out", 4), "--zoom_out"),
         (("--data_dir", "x", "--zoom_out", 0.5), "--zoom_out"),
         (("--data_dir", "x", "--zoom_in", 0), "--zoom_in"),

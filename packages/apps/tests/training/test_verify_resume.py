@@ -21,7 +21,7 @@ from gaudi_apps.detection.config import (
     SSDConfig,
     validate,
 )
-from gaudi_apps.runtime.errors import ResumeError
+from gaudi_apps.runtime.errors import OtherSideError, ResumeError
 from gaudi_apps.training import comparisons as module
 from gaudi_apps.training.checkpoint import Checkpoint, CheckpointFolder
 from gaudi_apps.training.comparisons import compare_runs, verify_resume
@@ -155,8 +155,9 @@ def test_kills_that_come_too_late_are_not_counted(
 
 def test_a_run_that_fails_is_told_with_its_last_words(pretend: Any, tmp_path: Path) -> None:
     pretend("fails")
-    with pytest.raises(ResumeError, match=r"with status 1, not (0|-9): out of luck$"):
+    with pytest.raises(OtherSideError, match=r"with status 1, not (0|-9): out of luck$") as caught:
         compare_runs(SSDApplication(make_config()), tmp_path, steps=6, kills=2, seed=0)
+    assert caught.value.exit_status == 1
 
 
 @pytest.mark.parametrize(

@@ -374,6 +374,7 @@ def _check_options(run: RunFlags, config: SSDConfig) -> None:
             remedy="give the weights of the backbone",
         )
     given = [("--repeat_factor", data.repeat_factor > 0), ("--class_weights", data.class_weights != "none")]
+    given.append(("--loader_processes", config.device.loader_processes not in (0, "auto")))
     drawn, plain = config.augmentation, AugmentationFlags()
     given += [(f"--{each.name}", getattr(drawn, each.name) != getattr(plain, each.name)) for each in fields(plain)]
     for flag, is_given in given:

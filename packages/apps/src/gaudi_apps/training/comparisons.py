@@ -371,7 +371,12 @@ def _run(
     *,
     ends_with: Sequence[int] = (0,),
 ) -> int:
-    """Run the program, say when it reports a step, and return its status; raise ResumeError if that is another one."""
+    """Run the program, say when it reports a step, and return its status.
+
+    Raises:
+        OtherSideError: it failed, and this ends with its status.
+        ResumeError: it was killed, or should have been.
+    """
     last = "it said nothing"
     variables, merged = _list_variables(), subprocess.STDOUT
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=merged, text=True, env=variables) as process:
@@ -380,5 +385,6 @@ def _run(
             if found := _STEP.match(line):
                 at_step(process, int(found[1]))
     if process.returncode not in ends_with:
-        raise ResumeError(f"verify-resume: a run ended with status {process.returncode}, not {ends_with[0]}: {last}")
+        told = f"verify-resume: a run ended with status {process.returncode}, not {ends_with[0]}: {last}"
+        raise OtherSideError(told, process.returncode) if process.returncode > 0 else ResumeError(told)
     return process.returncode
