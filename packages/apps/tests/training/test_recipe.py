@@ -10,7 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cv2
 import numpy as np
@@ -159,6 +159,13 @@ def test_fetched_weights_are_begun_with(tmp_path: Path, monkeypatch: pytest.Monk
     assert not choose(minutes=1.0).chooses("backbone")
     assert recipe.notes == ()
     assert not choose("weights", weights="own.npz").chooses("weights")
+
+
+def test_a_backbone_that_is_added_needs_no_weights_to_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(cast(dict[str, Any], WEIGHTS), "resnet50")
+    recipe = choose("backbone", backbone="resnet50")
+    assert recipe.notes == ()
+    assert not recipe.chooses("weights")
 
 
 def test_without_validation_nothing_is_evaluated() -> None:

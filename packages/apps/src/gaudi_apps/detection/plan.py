@@ -45,6 +45,7 @@ from gaudi_apps.training.recipe import (
 )
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.fetching.stores import is_url
+from gaudi_datasets.fetching.weights_table import WEIGHTS
 from gaudi_datasets.program import count_things
 from gaudi_models.architectures import SSDArchitecture, count_state_bytes, list_ssd_tensors, measure_ssd
 from gaudi_ops import schedules
@@ -141,7 +142,7 @@ def choose_recipe(
     notes = tuple[str, ...]()
     if fetched := find_weights(backbone):
         choices.append(Choice("weights", str(fetched), "of ImageNet, as they were fetched into this folder"))
-    elif not config.network.weights:
+    elif not config.network.weights and config.network.backbone in WEIGHTS:
         notes = (NO_WEIGHTS.format(config.network.backbone),)
     return Recipe(tuple(choices), given, notes, config.recipe.minutes)
 
@@ -159,9 +160,7 @@ NO_WEIGHTS = (
 
 def find_weights(backbone: str) -> Path | None:
     """Find the file that `gaudi-datasets fetch weights` leaves in this folder by default, by its name and size."""
-    from gaudi_datasets.fetching.weights_table import WEIGHTS
-
-    for file in WEIGHTS[backbone].files:
+    for file in WEIGHTS[backbone].files if backbone in WEIGHTS else ():
         path = Path("weights", file.name).resolve()
         if path.is_file() and file.size in (0, path.stat().st_size):
             return path
