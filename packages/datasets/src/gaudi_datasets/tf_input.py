@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import atexit
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +21,8 @@ from gaudi_datasets.sampling import PADDING_ID, InputOptions, shard_indices
 _UNDECODABLE = "an image of the records cannot be decoded"
 _SYSTEM_ERROR = r"\w+: \[Errno (\d+)\] (.*?)(?:: ('[^']*'|\"[^\"]*\"))?(?: -> .*)?$"  # as Python writes an OSError
 _JPEG = b"\xff\xd8\xff"
+_REST, _MOST_WAIT = 0.25, 60.0  # seconds without a call, and that are waited for them
+_running, _ends = set[object](), [-_REST]  # calls of Python, and when the last one ended
 
 
 def read_batches(
@@ -74,10 +78,32 @@ def call_python(
 
     It is declared stateless, which it is: else deterministic runs would call it one image at a time.
     """
-    outputs = tf.numpy_function(function, inputs, types, stateful=False)
+
+    def call(*arguments: Any) -> Any:
+        running = object()
+        _running.add(running)  # by no lock, for which a garbage collection could wait that waits for this call
+        try:
+            return function(*arguments)
+        finally:
+            _running.discard(running)
+            _ends[0] = time.monotonic()
+
+    outputs = tf.numpy_function(call, inputs, types, stateful=False)
     for output, shape in zip(outputs, shapes, strict=True):
         output.set_shape(shape)
     return tuple(outputs)
+
+
+@atexit.register
+def _wait_for_calls() -> None:
+    """Wait, before Python ends, until pipelines that nobody reads any more are full, and call nothing.
+
+    A call that the end of Python cuts off never comes back, and its iterator, as of a script that reads some batches of
+    an endless dataset, would wait for it for good.
+    """
+    begin = time.monotonic()
+    while (_running or time.monotonic() - _ends[0] < _REST) and time.monotonic() - begin < _MOST_WAIT:
+        time.sleep(0.01)
 
 
 def decode_image(encoded: Any) -> Any:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import json
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +126,28 @@ def test_processes_end_with_what_started_them(image_dir: Path, tmp_path: Path, m
     processes.make(np.zeros(1, np.int64), np.zeros(1, np.int64))
     del processes
     assert worker.process.poll() == -signal.SIGKILL
+
+
+# It reads a little of an endless dataset, as a user's script does, and ends while images are made.
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from gaudi_datasets.detection.coco import parse_coco
+from gaudi_datasets.detection.pipeline import train_dataset
+from gaudi_datasets.detection.sources import CocoSource
+from gaudi_datasets.sampling import InputOptions
+folder = Path(sys.argv[1])
+source = CocoSource(parse_coco(json.load(sys.stdin), folder / "boxes.json"), folder, keep_empty=False)
+batches = iter(train_dataset(source, InputOptions(64, processes=1)))
+print(next(batches)["images"].shape)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_ends_that_reads_a_part_of_an_endless_dataset(image_dir: Path) -> None:
+    command, given = [sys.executable, "-c", SCRIPT, str(image_dir)], json.dumps(DOCUMENT)
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False, timeout=240)
+    assert (done.returncode, done.stdout) == (0, "(64, 300, 300, 3)\n"), done.stderr
 
 
 def test_sources_of_one_process_are_told(image_dir: Path, tmp_path: Path) -> None:

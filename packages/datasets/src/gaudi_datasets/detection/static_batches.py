@@ -27,7 +27,7 @@ from gaudi_datasets.errors import DataError, FlagError, MissingInputError, Unsaf
 from gaudi_datasets.output_files import write_json
 from gaudi_datasets.records.tfrecords import Kind, encode_features, frame_record, index_records, read_record
 from gaudi_datasets.sampling import InputOptions
-from gaudi_datasets.tf_input import apply_options, read_batches
+from gaudi_datasets.tf_input import apply_options, call_python, read_batches
 from gaudi_ops import SSD300, DefaultBoxSpec
 from gaudi_ops.files import made_folder, write_file
 
@@ -218,7 +218,7 @@ def static_dataset(
 
     @tf.autograph.experimental.do_not_convert
     def load(step: Any) -> dict[str, Any]:
-        content = tf.ensure_shape(tf.numpy_function(read, [step], tf.string, stateful=False), [])
+        (content,) = call_python(read, [step], [tf.string], [[]])
         features = tf.io.parse_single_example(content, {name: tf.io.FixedLenFeature([], tf.string) for name in tensors})
         batch = {
             name: tf.ensure_shape(tf.io.parse_tensor(features[name], kind), [options.batch_size, *shape])
