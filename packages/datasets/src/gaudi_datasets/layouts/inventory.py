@@ -85,6 +85,10 @@ class Inventory:
                     self._by_name[bool(is_stem), base].append(name)
                     self._by_tail[bool(is_stem), base, path.parent.name].append(name)
         self.links.sort()
+        described = {name.rpartition(".")[0] for name in self.list_files(".xml", ".json", everywhere=True)}
+        self._paired = {PurePosixPath(name).parent for name in self.images if name.rpartition(".")[0] in described}
+        self._folders = {folder for *_, folder in self._by_tail if folder}
+        self._splits = {split_of_path(f"{folder}/x") for folder in {name.rpartition("/")[0] for name in self.images}}
 
     def list_files(self, *endings: str, everywhere: bool = False) -> list[str]:
         """List the files with one of these endings, such as ".xml"."""
@@ -100,7 +104,8 @@ class Inventory:
     def find_image(self, name: str, near: str, split: str = "") -> str | None:
         """Find the image that an annotation file in the folder `near` calls `name`, whatever folder stands before it.
 
-        A name without the ending of an image is one of any. `split` is preferred to the split of `near`.
+        A name without the ending of an image is one of any. `split` is preferred to the split of `near`. None: it is
+        not there, for its folder has others, or the only image of that name is of another split.
 
         Raises:
             DataError: several fit equally well.
@@ -120,6 +125,11 @@ class Inventory:
         there = {each.rpartition("/")[2] for each in self._by_name.get((False, _fold(name.rpartition("/")[2])), [])}
         return next((one for one in spelt if one.rpartition("/")[2] in there), name)
 
+    def is_of_other(self, name: str, split: str) -> bool:
+        """Tell if an image is in the folder of another split; train/ has those of a split that has no folder."""
+        found = split_of_path(name)
+        return bool(found and split) and found != split and (found != "train" or split in self._splits)
+
     def _choose(self, key: tuple[bool, str], wanted: str, near: str, split: str) -> str | None:
         """Choose by the end of the path, then what lies beside the annotation file and no masks, by split and way."""
         split = split or split_of_path(f"{near}/x")
@@ -129,7 +139,9 @@ class Inventory:
         folder = PurePosixPath(near) if is_near else parent
         tails = self._by_tail.get((*key, _fold(folder.name)), [])
         beside = [name for name in tails if PurePosixPath(name).parent == folder] if is_near else []
-        names = beside or (tails if parent.name else []) or self._by_name.get(key, [])
+        is_lost = folder in self._paired if is_near else _fold(parent.name) in self._folders
+        names = beside or (tails if parent.name and not (is_near and is_lost) else [])
+        names = names or ([] if is_lost else self._by_name.get(key, []))
         parts = PurePosixPath(wanted).parts[::-1]
         ranks: list[Callable[[str], int]] = [
             lambda name: count_equal(PurePosixPath(name).parts[-2::-1], parts[1:]),
@@ -149,7 +161,8 @@ class Inventory:
                 path=self.root,
                 remedy="leave one of them there, or give the folder of one of them",
             )
-        return names[0] if names else None
+        is_other = names and self.is_of_other(names[0], split) and split_of_path(names[0]) != split_of_path(wanted)
+        return names[0] if names and not is_other else None
 
 
 def split_of_path(name: str) -> str:

@@ -31,7 +31,7 @@ from gaudi_datasets.layouts.boxes import (
     read_ends,
     require_images,
 )
-from gaudi_datasets.layouts.inventory import Inventory, count_names, split_of_path
+from gaudi_datasets.layouts.inventory import Inventory, count_names, split_of_file, split_of_path
 
 _HASHED = re.compile(r"^[0-9a-f]{8}-")  # what Label Studio puts before the name of an uploaded file
 _SERVER = re.compile(r"^[a-z][a-z0-9+.-]*://[^/]*", re.IGNORECASE)
@@ -136,7 +136,7 @@ def _read_cvat(reading: _Reading, name: str, split: str) -> None:
                     raise DataError("has a shape without label", path=path, record=record, field="label")
                 boxes.append(LabelledBox(label, corners))
         stated = split_of_path(f"{(image.get('subset') or '').lower()}/x")
-        found = reading.inventory.find_image(called, near, split or stated) if called else None
+        found = reading.inventory.find_image(called, near, split_of_file(name) or stated) if called else None
         reading.add(found, called, split or stated, (height, width), boxes)
 
 
@@ -188,9 +188,9 @@ def _read_label_studio(reading: _Reading, name: str, split: str) -> None:
             box = _read_region(result, size, reading.changed)
             if box is not None:
                 boxes.append(box)
-        found = reading.inventory.find_image(called, near, split)
+        found = reading.inventory.find_image(called, near, split_of_file(name))
         if found is None and _HASHED.match(base := called.rpartition("/")[2]):
-            found = reading.inventory.find_image(base[9:], near, split)
+            found = reading.inventory.find_image(base[9:], near, split_of_file(name))
         reading.add(found, called, split, size, boxes, relative=True)
 
     for _ in faults.parse("tasks", load_json(path), parse):

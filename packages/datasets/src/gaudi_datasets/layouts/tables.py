@@ -26,7 +26,7 @@ from gaudi_datasets.layouts.boxes import (
     parse_number,
     require_images,
 )
-from gaudi_datasets.layouts.inventory import Inventory, show_name, split_of_path
+from gaudi_datasets.layouts.inventory import Inventory, show_name, split_of_file, split_of_path
 from gaudi_ops.files import open_regular_file, read_file
 
 _COLUMNS = {
@@ -159,28 +159,29 @@ def _read_table(inventory: Inventory, table: _Table, name: str, split: str, miss
     for line, row in table.read():
         called = row["image"]
         if called not in found:
-            found[called] = inventory.find_image(called, near, split) if called else None
-            if found[called] is None:
-                missing.append(called)
-        image = found[called]
-        if image is None:
+            found[called] = inventory.find_image(called, near, split_of_file(name)) if called else None
+            sizes[called] = _read_size(row)
+        if found[called] is None:
             continue
         record = f"line {line}"
-        if image not in sizes:
-            sizes[image] = _read_size(row)
         corners = [row[side] for side in _SIDES]
         if not any(corners) and not row["label"]:  # an image that shows nothing
-            boxes[image] += []
+            boxes[called] += []
             continue
         values = [parse_number(row[side], side, table.path, record) for side in _SIDES]
         if not row["label"]:
             raise DataError("has no class", path=table.path, record=record, field="class", remedy="add it")
         is_crowd = row.get("group") == "1"
-        boxes[image].append(LabelledBox(row["label"], (values[0], values[1], values[2], values[3]), is_crowd))
-    return [
-        AnnotatedImage(image, split or split_of_path(image), sizes[image], found_boxes, table.is_relative)
-        for image, found_boxes in boxes.items()
-    ]
+        boxes[called].append(LabelledBox(row["label"], (values[0], values[1], values[2], values[3]), is_crowd))
+    exact = {called for called, image in found.items() if image and (image.endswith(called) or called.endswith(image))}
+    images, taken = list[AnnotatedImage](), {found[called] for called in exact}
+    for called, image in found.items():
+        if image is None or (image in taken and called not in exact):  # a file that another row spells
+            missing.append(called)
+        else:
+            to = split or split_of_path(image)
+            images.append(AnnotatedImage(image, to, sizes[called], boxes[called], table.is_relative))
+    return images
 
 
 def _read_size(row: Mapping[str, str]) -> tuple[int, int] | None:

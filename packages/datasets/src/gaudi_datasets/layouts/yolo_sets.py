@@ -152,7 +152,7 @@ def _read_lists(inventory: Inventory, notes: list[str]) -> dict[str, list[str]]:
         if split is None or not any(PurePosixPath(line).suffix.lower() in IMAGE_ENDINGS for line in lines):
             continue
         near = PurePosixPath(path).parent.as_posix()
-        names = [inventory.find_image(line, near) for line in lines]
+        names = [inventory.find_image(line, near, split) for line in lines]
         missing += [line for line, name in zip(lines, names, strict=True) if name is None]
         found.setdefault(split, set()).update(name for name in names if name is not None)
     if missing:

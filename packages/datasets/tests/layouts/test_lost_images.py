@@ -1,0 +1,157 @@
+"""Images that annotations name and that are not there, beside others of their names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from gaudi_datasets.errors import DataError
+from gaudi_datasets.layouts.recognition import read_boxes
+
+STEMS = ("a", "b", "c", "d")
+_HEAD = "filename,class,xmin,ymin,xmax,ymax"
+_BOX = "ant,3,4,20,30"
+
+
+def draw(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.effect_noise((60, 40), 50).convert("RGB").save(path)
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def annotate(path: Path, stated: str = "") -> None:
+    size = "<size><width>60</width><height>40</height></size>"
+    box = "<bndbox><xmin>3</xmin><ymin>4</ymin><xmax>20</xmax><ymax>30</ymax></bndbox>"
+    write(path, f"<annotation><filename>{stated}</filename>{size}<object><name>ant</name>{box}</object></annotation>")
+
+
+def write_coco(path: Path, names: Sequence[str]) -> None:
+    images = [{"id": row, "file_name": name, "height": 40, "width": 60} for row, name in enumerate(names)]
+    boxes = [{"id": row, "image_id": row, "category_id": 1, "bbox": [3, 4, 20, 10]} for row in range(len(names))]
+    write(path, json.dumps({"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "ant"}]}))
+
+
+def names_of(path: Path) -> dict[str, list[str]]:
+    sets = read_boxes(path).sets
+    return {
+        split: sorted((folder / name).relative_to(path).as_posix() for name in coco.file_names)
+        for split, (coco, folder) in sets.items()
+    }
+
+
+def lose_of_voc(root: Path) -> None:
+    for stem in STEMS:
+        annotate(root / "train" / "annotations" / f"{stem}.xml", f"{stem}.jpg")
+        for split in ("train", "test"):
+            draw(root / split / "images" / f"{stem}.jpg")
+    (root / "train" / "images" / "d.jpg").unlink()
+
+
+def lose_of_table(root: Path) -> None:
+    for folder, stems in (("train", "abc"), ("test", "abcd")):
+        for stem in stems:
+            draw(root / "images" / folder / f"{stem}.jpg")
+    write(root / "train_labels.csv", "\n".join([_HEAD, *(f"{stem}.jpg,{_BOX}" for stem in STEMS)]))
+
+
+def lose_of_cvat(root: Path) -> None:
+    lose_of_table(root)
+    (root / "train_labels.csv").unlink()
+    box = '<box label="ant" xtl="3" ytl="4" xbr="20" ybr="30"/>'
+    images = [f'<image name="{stem}.jpg" subset="Train" width="60" height="40">{box}</image>' for stem in STEMS]
+    write(root / "all.xml", f"<annotations><version>1.1</version>{''.join(images)}</annotations>")
+
+
+def lose_of_days(root: Path) -> None:
+    for name in ("day1/a", "day1/d", "day2/a"):
+        draw(root / f"{name}.jpg")
+    write(
+        root / "all.csv", "\n".join([_HEAD, *(f"{day}/{stem}.jpg,{_BOX}" for day in ("day2", "day1") for stem in "ad")])
+    )
+
+
+def lose_a_folder(root: Path) -> None:
+    lose_of_days(root)
+    (root / "day2" / "a.jpg").unlink()
+
+
+def lose_by_case(root: Path) -> None:
+    for name in ("A", "b"):
+        draw(root / "images" / f"{name}.jpg")
+    write(root / "all.csv", "\n".join([_HEAD, *(f"{name}.jpg,{_BOX}" for name in "aAb")]))
+
+
+def lose_of_labelme(root: Path) -> None:
+    for name in ("cam1/a", "cam2/a", "cam2/b"):
+        draw(root / f"{name}.jpg")
+    shape = {"label": "ant", "shape_type": "rectangle", "points": [[3, 4], [20, 30]]}
+    for stem in "ab":
+        write(root / "cam1" / f"{stem}.json", json.dumps({"shapes": [shape], "imagePath": f"{stem}.jpg"}))
+
+
+def lose_of_darknet(root: Path) -> None:
+    for folder, stems in (("obj_train_data", "abcd"), ("obj_valid_data", "abc")):
+        for stem in stems:
+            draw(root / folder / f"{stem}.jpg")
+            write(root / folder / f"{stem}.txt", "0 0.5 0.5 0.2 0.2\n")
+    write(root / "train.txt", "".join(f"data/obj_train_data/{stem}.jpg\n" for stem in "abc"))
+    write(root / "valid.txt", "".join(f"data/obj_valid_data/{stem}.jpg\n" for stem in STEMS))
+
+
+@pytest.mark.parametrize(
+    ("lose", "lost", "found"),
+    [
+        (lose_of_voc, "d.xml", {"train": [f"train/images/{stem}.jpg" for stem in "abc"]}),
+        (lose_of_table, "d.jpg", {"train": [f"images/train/{stem}.jpg" for stem in "abc"]}),
+        (lose_of_cvat, "d.jpg", {"train": [f"images/train/{stem}.jpg" for stem in "abc"]}),
+        (lose_of_days, "day2/d.jpg", {"": ["day1/a.jpg", "day1/d.jpg", "day2/a.jpg"]}),
+        (lose_a_folder, "day2/a.jpg, day2/d.jpg", {"": ["day1/a.jpg", "day1/d.jpg"]}),
+        (lose_by_case, "a.jpg", {"": ["images/A.jpg", "images/b.jpg"]}),
+        (lose_of_labelme, "b.jpg of cam1/b.json", {"": ["cam1/a.jpg"]}),
+        (
+            lose_of_darknet,
+            "obj_valid_data/d.jpg",
+            {
+                "train": [f"obj_train_data/{stem}.jpg" for stem in "abc"],
+                "val": [f"obj_valid_data/{stem}.jpg" for stem in "abc"],
+            },
+        ),
+    ],
+)
+def test_no_other_image_takes_the_place_of_a_lost_one(
+    lose: Callable[[Path], None], lost: str, found: dict[str, list[str]], tmp_path: Path
+) -> None:
+    lose(tmp_path)
+    assert names_of(tmp_path) == found
+    assert [note for note in read_boxes(tmp_path).notes if note.startswith("left out") and note.endswith(lost)]
+    coco, _ = read_boxes(tmp_path).sets[next(iter(found))]
+    assert len(coco.annotation_ids) == len(coco.file_names)
+
+
+def test_a_file_alone_takes_no_image_of_another_split(tmp_path: Path) -> None:
+    lose_of_table(tmp_path)
+    assert [Path(name).name for name in read_boxes(tmp_path / "train_labels.csv").missing] == ["d.jpg"]
+
+
+def test_a_folder_of_training_has_the_images_of_splits_without_one(tmp_path: Path) -> None:
+    for stem in STEMS:
+        draw(tmp_path / "train" / f"{stem}.jpg")
+    for split, stems in (("train", "abc"), ("val", "d")):
+        write(tmp_path / f"{split}.csv", "\n".join([_HEAD, *(f"{stem}.jpg,{_BOX}" for stem in stems)]))
+    assert names_of(tmp_path) == {"train": [f"train/{stem}.jpg" for stem in "abc"], "val": ["train/d.jpg"]}
+
+
+def test_an_image_that_two_names_may_mean_is_refused(tmp_path: Path) -> None:
+    draw(tmp_path / "images" / "a.jpg")
+    write(tmp_path / "all.csv", "\n".join([_HEAD, f"old/a.jpg,{_BOX}", f"new/a.jpg,{_BOX}"]))
+    with pytest.raises(DataError) as caught:
+        read_boxes(tmp_path)
+    assert caught.value.path == str(tmp_path / "all.csv")
