@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from gaudi_datasets.errors import DataError
+from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.layouts.recognition import read_boxes
 
 STEMS = ("a", "b", "c", "d")
@@ -70,6 +70,12 @@ def lose_of_cvat(root: Path) -> None:
     write(root / "all.xml", f"<annotations><version>1.1</version>{''.join(images)}</annotations>")
 
 
+def lose_of_coco(root: Path) -> None:
+    lose_of_table(root)
+    (root / "train_labels.csv").unlink()
+    write_coco(root / "annotations" / "instances_train.json", [f"{stem}.jpg" for stem in STEMS])
+
+
 def lose_of_days(root: Path) -> None:
     for name in ("day1/a", "day1/d", "day2/a"):
         draw(root / f"{name}.jpg")
@@ -112,6 +118,7 @@ def lose_of_darknet(root: Path) -> None:
         (lose_of_voc, "d.xml", {"train": [f"train/images/{stem}.jpg" for stem in "abc"]}),
         (lose_of_table, "d.jpg", {"train": [f"images/train/{stem}.jpg" for stem in "abc"]}),
         (lose_of_cvat, "d.jpg", {"train": [f"images/train/{stem}.jpg" for stem in "abc"]}),
+        (lose_of_coco, "d.jpg", {"train": [f"images/train/{stem}.jpg" for stem in "abc"]}),
         (lose_of_days, "day2/d.jpg", {"": ["day1/a.jpg", "day1/d.jpg", "day2/a.jpg"]}),
         (lose_a_folder, "day2/a.jpg, day2/d.jpg", {"": ["day1/a.jpg", "day1/d.jpg"]}),
         (lose_by_case, "a.jpg", {"": ["images/A.jpg", "images/b.jpg"]}),
@@ -131,7 +138,7 @@ def test_no_other_image_takes_the_place_of_a_lost_one(
 ) -> None:
     lose(tmp_path)
     assert names_of(tmp_path) == found
-    assert [note for note in read_boxes(tmp_path).notes if note.startswith("left out") and note.endswith(lost)]
+    assert [note for note in read_boxes(tmp_path).notes if "left out" in note and note.endswith(lost)]
     coco, _ = read_boxes(tmp_path).sets[next(iter(found))]
     assert len(coco.annotation_ids) == len(coco.file_names)
 
@@ -155,3 +162,60 @@ def test_an_image_that_two_names_may_mean_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         read_boxes(tmp_path)
     assert caught.value.path == str(tmp_path / "all.csv")
+
+
+def test_images_of_validation_are_none_of_training(tmp_path: Path) -> None:
+    for stem in STEMS:
+        draw(tmp_path / "val" / f"{stem}.jpg")
+    write_coco(tmp_path / "annotations" / "instances_train.json", ["a.jpg", "b.jpg"])
+    with pytest.raises(MissingInputError) as caught:
+        read_boxes(tmp_path)
+    assert caught.value.path == str(tmp_path / "annotations" / "instances_train.json")
+
+
+@pytest.mark.parametrize(
+    ("counts", "found"),
+    [
+        ({"train": "abc", "val": "def"}, {"train": "abc", "val": "def"}),
+        ({"train": "abcde", "val": "f"}, {"train": "abcde", "val": "f"}),
+        ({"day1": "abcd", "day2": "ef"}, {"": "abcdef"}),
+    ],
+)
+def test_a_file_of_coco_may_be_of_several_folders(
+    counts: dict[str, str], found: dict[str, str], tmp_path: Path
+) -> None:
+    for folder, stems in counts.items():
+        for stem in stems:
+            draw(tmp_path / "images" / folder / f"{stem}.jpg")
+    write_coco(tmp_path / "annotations" / "all.json", [f"{stem}.jpg" for stem in "abcdef"])
+    assert {split: [Path(name).stem for name in names] for split, names in names_of(tmp_path).items()} == {
+        split: list(stems) for split, stems in found.items()
+    }
+    (note,) = read_boxes(tmp_path).notes
+    assert [folder for folder in counts if f"images/{folder}" in note] == list(counts)
+
+
+def test_folders_of_equal_names_are_not_taken_together(tmp_path: Path) -> None:
+    for name in ("day1/a", "day1/b", "day2/b", "day2/c"):
+        draw(tmp_path / f"{name}.jpg")
+    write_coco(tmp_path / "all.json", ["a.jpg", "b.jpg", "c.jpg"])
+    with pytest.raises(DataError, match="day1 and day2"):
+        read_boxes(tmp_path)
+    draw(tmp_path / "day1" / "d.jpg")
+    write_coco(tmp_path / "all.json", ["a.jpg", "b.jpg", "c.jpg", "d.jpg"])
+    assert [Path(name).name for name in read_boxes(tmp_path).missing] == ["c.jpg"]
+
+
+def test_an_image_that_coco_lists_twice_is_refused(tmp_path: Path) -> None:
+    draw(tmp_path / "a.jpg")
+    write_coco(tmp_path / "all.json", ["a.jpg", "./a.jpg"])
+    with pytest.raises(DataError) as caught:
+        read_boxes(tmp_path)
+    assert (caught.value.path, caught.value.field) == (str(tmp_path / "all.json"), "images")
+
+
+def test_coco_finds_names_in_other_cases(tmp_path: Path) -> None:
+    for name in ("day1/A.JPG", "day1/b.Jpg", "day2/A.jpg"):
+        draw(tmp_path / name)
+    write_coco(tmp_path / "all.json", ["Day1/a.jpg", "day1/b.jpg"])
+    assert names_of(tmp_path) == {"": ["day1/A.JPG", "day1/b.Jpg"]}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from gaudi_datasets.detection.coco import CocoAnnotations, read_coco
+from gaudi_datasets.detection.coco import CocoAnnotations, read_coco, select_images
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.layouts.boxes import (
     ALL,
@@ -19,11 +19,12 @@ from gaudi_datasets.layouts.boxes import (
     assign_files,
     describe_splits,
     keep_present,
+    leave_unsplit,
     note_unused,
     read_ends,
     relate_used,
 )
-from gaudi_datasets.layouts.inventory import Inventory, count_names, split_of_file
+from gaudi_datasets.layouts.inventory import Inventory, count_names, split_of_file, split_of_path
 
 _TRIED = 64  # file names by which the folder of the images is found
 
@@ -74,44 +75,75 @@ def _read(inventory: Inventory, files: dict[str, str], notes: list[str]) -> BoxS
     for split, name in files.items():
         annotations = read_coco(inventory.root / name)
         slashed = (PurePosixPath(each.replace("\\", "/")).as_posix() for each in annotations.file_names)
-        file_names = map(inventory.spell, slashed)
-        annotations = replace(annotations, file_names=tuple(file_names))
-        image_dir = _find_image_dir(inventory, name, annotations)
+        annotations = replace(annotations, file_names=tuple(map(inventory.spell, slashed)))
+        if twice := [each for each, count in Counter(annotations.file_names).items() if count > 1]:
+            raise DataError(
+                f"lists {count_names(twice, 'image', 'twice')}",
+                path=annotations.path,
+                field="images",
+                remedy="leave one there, with the boxes of both",
+            )
+        image_dir, annotations = _find_images(inventory, name, annotations, notes)
         kept, lost = keep_present(inventory, annotations, image_dir, notes, split)
-        sets[split] = kept, image_dir
+        parts = [split or split_of_path(each) for each in kept.file_names]
+        parts = parts if "train" in parts else [split] * len(parts)
+        for part in dict.fromkeys(parts):
+            sets[part] = select_images(kept, np.flatnonzero(np.array(parts) == part)), image_dir
         missing += lost
     if not (set(files) == {ALL} and len(inventory.list_files(".json")) > 1):  # others may name the other images
         note_unused(inventory, relate_used(inventory, sets), notes)
+    leave_unsplit(sets, notes)
     listed = ", ".join(sorted(files.values()))
     return BoxSets(f"COCO ({describe_splits(sets)}: {listed})", sets, tuple(notes), tuple(missing))
 
 
-def _find_image_dir(inventory: Inventory, name: str, annotations: CocoAnnotations) -> Path:
-    """Find the folder that most file names are relative to, and of several the one named as the file."""
+def _find_images(
+    inventory: Inventory, name: str, annotations: CocoAnnotations, notes: list[str]
+) -> tuple[Path, CocoAnnotations]:
+    """Find the folder that most file names are relative to, and of several the one named as the file.
+
+    Where nothing says that it is the one, and the images that it lacks are in folders that have none of its names, the
+    file names become relative to the root.
+    """
     names = annotations.file_names
     if not names:
         raise DataError("images is empty; there must be at least one", path=annotations.path, field="images")
-    folders = _count_folders(inventory, _spread(names))
-    if not folders:
-        return inventory.root / PurePosixPath(name).parent
     parent, split = PurePosixPath(name).parent.as_posix(), split_of_file(name)
+    counted = _count_folders(inventory, _spread(names))
+    folders = [each for each in counted if each == parent or not inventory.is_of_other(f"{each}/x", split)]
+    if not folders:
+        return inventory.root / parent, annotations
     all_names = set(inventory.images)
+    held = {folder: _find_held(folder, names, all_names) for folder in folders}
 
     def rank(folder: str) -> tuple[int, ...]:
-        prefix = f"{folder}/" if folder != "." else ""
-        present = sum(prefix + each in all_names for each in names)
-        same_split = split_of_file(f"{folder}/x") == split
-        return present, folder == parent, same_split, PurePosixPath(folder).name in PurePosixPath(name).stem
+        same_split = split_of_path(f"{folder}/x") == split
+        return len(held[folder]), folder == parent, same_split, PurePosixPath(folder).name in PurePosixPath(name).stem
 
     ranks = {folder: rank(folder) for folder in folders}
     best = [folder for folder in folders if ranks[folder] == max(ranks.values())]
+    _, is_beside, same_split, is_named = ranks[best[0]]
+    if not (is_beside or is_named or (split and same_split)):
+        rest = _count_folders(inventory, [each for each in names if each not in held[best[0]]])
+        places = best[:1] + [folder for folder in rest if not inventory.is_of_other(f"{folder}/x", split)]
+        found = [_find_held(folder, names, all_names) for folder in places]
+        paths = {each: path for paths in found for each, path in paths.items()}
+        if len(found) > 1 and len(paths) == sum(map(len, found)):
+            notes.append(f"took the images of {name} from {count_names(places, 'folder')}")
+            return inventory.root, replace(annotations, file_names=tuple(paths.get(each, each) for each in names))
     if len(best) > 1:
         raise DataError(
-            f"{best[0]} and {best[1]} both have the images that it names",
+            f"{best[0]} and {best[1]} have equally many of the images that it names",
             path=annotations.path,
             remedy="put it beside its images",
         )
-    return inventory.root / best[0]
+    return inventory.root / best[0], annotations
+
+
+def _find_held(folder: str, names: Sequence[str], all_names: Collection[str]) -> dict[str, str]:
+    """Return the paths of the images that a folder has, by their file names."""
+    prefix = f"{folder}/" if folder != "." else ""
+    return {each: prefix + each for each in names if prefix + each in all_names}
 
 
 def _spread(names: Sequence[str]) -> list[str]:

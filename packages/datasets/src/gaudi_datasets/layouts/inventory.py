@@ -120,10 +120,13 @@ class Inventory:
         return self._choose((True, _fold(stem.rpartition("/")[2])), stem, near, split)
 
     def spell(self, name: str) -> str:
-        """Return the path of an image as the disk has it: macOS writes letters and their accents one by one."""
-        spelt = (unicodedata.normalize(form, name) for form in ("NFC", "NFD") if not name.isascii())
-        there = {each.rpartition("/")[2] for each in self._by_name.get((False, _fold(name.rpartition("/")[2])), [])}
-        return next((one for one in spelt if one.rpartition("/")[2] in there), name)
+        """Return the path of an image as the disk has it: in other cases, or on macOS with accents one by one."""
+        path = PurePosixPath(_fold(name))
+        key = False, path.name
+        there = self._by_tail.get((*key, path.parent.name), []) if path.parent.name else self._by_name.get(key, [])
+        tails = {"/".join(each.split("/")[-len(path.parts) :]) for each in there}
+        fitting = {each for each in tails if _fold(each) == path.as_posix()}
+        return name if name in fitting or len(fitting) != 1 else fitting.pop()
 
     def is_of_other(self, name: str, split: str) -> bool:
         """Tell if an image is in the folder of another split; train/ has those of a split that has no folder."""
