@@ -250,6 +250,39 @@ def test_shares_may_be_above_one_by_rounding(most: str, tmp_path: Path) -> None:
     assert found == {"a.jpg": [("ant", [20, 20, WIDTH, HEIGHT])], "b.jpg": [("bee", [100, 50, 120, 70])]}
 
 
+def test_shares_may_be_past_the_edge(tmp_path: Path) -> None:
+    make_images(tmp_path)
+    rows = ["filename,class,xmin,ymin,xmax,ymax", "a.jpg,ant,0.1,0.2,1.05,1.5", "b.jpg,bee,0.5,0.5,0.6,0.7"]
+    (tmp_path / "annotations.csv").write_text("\n".join(rows))
+    data = open_data(tmp_path, val_share=0)
+    assert boxes_of(data) == {"a.jpg": [("ant", [20, 20, WIDTH, HEIGHT])], "b.jpg": [("bee", [100, 50, 120, 70])]}
+    for text in ("corners for shares", "clipped 1 "):
+        assert [note for note in data.notes if text in note], text
+
+
+def test_whole_corners_up_to_two_are_pixels(tmp_path: Path) -> None:
+    make_images(tmp_path)
+    (tmp_path / "annotations.csv").write_text("filename,class,xmin,ymin,xmax,ymax\na.jpg,ant,0,0,1,2\n")
+    assert boxes_of(open_data(tmp_path, val_share=0)) == {"a.jpg": [("ant", [0, 0, 1, 2])]}
+
+
+def test_names_of_columns_may_hold_what_divides_them(tmp_path: Path) -> None:
+    names = [f"{number}.jpg" for number in range(3)]
+    rows = [[name, f'"{WIDTH}, {HEIGHT}"'] for name in names]
+    write_numbered(tmp_path, 'filename,"size (w, h)"', rows, names)
+    found = boxes_of(open_data(tmp_path, val_share=0))
+    assert found == {name: [("ant", [row, 0, row + 20, 20])] for row, name in enumerate(names)}
+
+
+def test_paths_go_before_the_names_at_their_ends(tmp_path: Path) -> None:
+    names = ["day1/0.jpg", "day2/0.jpg", "day2/1.jpg"]
+    rows = [[Path(name).name, name.replace("/", "\\")] for name in names]
+    write_numbered(tmp_path, "filename,path", rows, names)
+    sets = open_data(tmp_path, val_share=0).annotations
+    assert sets["train"][0].file_names == tuple(names)
+    assert sets["train"][0].boxes_xywh[:, 0].tolist() == [0, 1, 2]
+
+
 def test_a_table_made_of_xml_gives_way_to_it(tmp_path: Path) -> None:
     tensorflow_tables(tmp_path)
     for name, boxes in BOXES.items():

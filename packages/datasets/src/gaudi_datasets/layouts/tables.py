@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,6 @@ from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.layouts.boxes import (
     ALL,
-    ROUNDING,
     AnnotatedImage,
     BoxSets,
     Candidate,
@@ -36,6 +36,7 @@ _COLUMNS = {
     "ymin": ("ymin", "y_min"),
     "xmax": ("xmax", "x_max"),
     "ymax": ("ymax", "y_max"),
+    "path": ("path",),
     "width": ("width",),
     "height": ("height",),
     "group": ("isgroupof",),
@@ -53,10 +54,9 @@ class _Table:
     def __init__(self, path: Path) -> None:
         sniffed = read_file(path, count=_SNIFFED)
         self._is_text = _is_text(sniffed)
-        lines = sniffed.decode("utf-8-sig", errors="replace").splitlines()
-        head = lines[0] if lines else ""
-        self.path, self.delimiter = path, max(",;\t", key=head.count)
-        given = [name.strip().strip('"') for name in head.split(self.delimiter)]
+        lines = sniffed.decode("utf-8-sig", errors="replace").replace("\0", " ").splitlines()
+        self.path, self.delimiter = path, max(",;\t", key="".join(lines[:1]).count)
+        given = [name.strip() for name in next(csv.reader(lines, delimiter=self.delimiter), [])]
         names = [name.lower() for name in given]
         self._header = ", ".join(given)
         self.columns = {
@@ -139,8 +139,9 @@ def _read(inventory: Inventory, tables: Mapping[str, _Table], is_alone: bool) ->
         for image in images
     ]
     corners = [corner for image in images for box in image.boxes for corner in box.corners_xyxy]
-    if corners and not first.is_relative and max(corners) <= 1 + ROUNDING:
-        notes.append("took corners for shares of the image, since none is above 1")
+    most = max(corners, default=3.0)
+    if not first.is_relative and (most <= 1 or (most <= 2 and any(corner % 1 for corner in corners))):
+        notes.append(f"took corners for shares of the image, since none is above {math.ceil(most)}")
         images = [image._replace(relative=True) for image in images]
     sets = make_sets(inventory, images, first.path, notes)
     if "train" in sets:  # else the images of no split are those of training
@@ -157,7 +158,8 @@ def _read_table(inventory: Inventory, table: _Table, name: str, split: str, miss
     boxes: dict[str, list[LabelledBox]] = defaultdict(list)
     sizes: dict[str, tuple[int, int] | None] = {}
     for line, row in table.read():
-        called = row["image"]
+        called, path = row["image"], row.get("path", "").replace("\\", "/")
+        called = path if path.endswith(f"/{called}") else called  # which has folders
         if called not in found:
             found[called] = inventory.find_image(called, near, split_of_file(name)) if called else None
             sizes[called] = _read_size(row)
