@@ -219,3 +219,15 @@ def test_coco_finds_names_in_other_cases(tmp_path: Path) -> None:
         draw(tmp_path / name)
     write_coco(tmp_path / "all.json", ["Day1/a.jpg", "day1/b.jpg"])
     assert names_of(tmp_path) == {"": ["day1/A.JPG", "day1/b.Jpg"]}
+
+
+def test_an_annotation_of_two_images_is_refused(tmp_path: Path) -> None:
+    for stem in ("a", "b", "photo"):
+        draw(tmp_path / f"{stem}.jpg")
+    annotate(tmp_path / "a.xml", "photo.jpg")
+    annotate(tmp_path / "b.xml", "elsewhere.jpg")
+    with pytest.raises(DataError) as caught:
+        read_boxes(tmp_path)
+    assert (caught.value.path, caught.value.field) == (str(tmp_path / "a.xml"), "filename")
+    (tmp_path / "photo.jpg").unlink()
+    assert names_of(tmp_path) == {"": ["a.jpg", "b.jpg"]}

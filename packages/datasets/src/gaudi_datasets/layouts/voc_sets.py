@@ -86,13 +86,26 @@ def _read(inventory: Inventory, names: Sequence[str]) -> BoxSets:
 
 
 def _find_image(inventory: Inventory, name: str, stated: str) -> str | None:
-    """Find the image of an annotation: by its own name, with the ending that it states, else by the name it states."""
+    """Find the image of an annotation: by its own name, with the ending that it states, else by the name it states.
+
+    Raises:
+        DataError: both are there.
+    """
     near, own = PurePosixPath(name).parent.as_posix(), name.removesuffix(PurePosixPath(name).suffix)
     path = PurePosixPath(stated.replace("\\", "/"))
-    found = None
-    if path.stem == PurePosixPath(own).name and path.suffix.lower() in IMAGE_ENDINGS:
+    found, is_own = None, path.stem == PurePosixPath(own).name
+    if is_own and path.suffix.lower() in IMAGE_ENDINGS:
         found = inventory.find_image(f"{own}{path.suffix}", near)
-    return found or inventory.find_stem(own, near) or (inventory.find_image(stated, near) if stated else None)
+    found = found or inventory.find_stem(own, near)
+    other = inventory.find_image(stated, near) if stated and not (found and is_own) else None
+    if found and other and found != other:
+        raise DataError(
+            f"{found} and {other} may both be its image",
+            path=inventory.root / name,
+            field="filename",
+            remedy="leave one of them there, or name the right one",
+        )
+    return found or other
 
 
 def _require_unique(inventory: Inventory, files: Mapping[str, str]) -> None:
