@@ -311,6 +311,26 @@ def test_outlines_become_boxes(tmp_path: Path) -> None:
     assert [note for note in data.notes if "1 outline" in note]
 
 
+@pytest.mark.parametrize(
+    ("names", "alike"),
+    [
+        (["cat", "Cat", "dog"], ["'cat'", "'Cat'"]),
+        (["dog ", "ant", "dog"], ["'dog '", "'dog'"]),
+        (["cat", "dog", "cat"], ["'cat'", "'cat'"]),
+        (["\u00e9", "e\u0301", "e"], ["'\u00e9'", "'e\u0301'"]),
+        (["ant", "bee"], []),
+    ],
+)
+def test_classes_of_names_that_look_alike_are_told(names: list[str], alike: list[str], tmp_path: Path) -> None:
+    coco_in_one_folder(tmp_path)
+    categories = [{"id": number, "name": name} for number, name in enumerate(names, 1)]
+    write_coco(tmp_path / "result.json", STEMS, categories=categories)
+    data = open_data(tmp_path)
+    assert [each.name for each in data.categories] == names
+    notes = [note for note in data.notes if note.startswith("2 classes")]
+    assert [note.rpartition(": ")[2].split(", ") for note in notes] == ([alike] if alike else [])
+
+
 def test_classes_must_agree(tmp_path: Path) -> None:
     coco_2017(tmp_path)
     categories = [{"id": 1, "name": "ant"}, {"id": 2, "name": "wasp"}]

@@ -14,7 +14,7 @@ from gaudi_datasets.detection.sources import CocoSource, DetectionSource, Record
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.layouts.boxes import ALL, BoxSets
 from gaudi_datasets.layouts.checking import check_all
-from gaudi_datasets.layouts.inventory import SPLITS, OnBadImage, count_names, note_converted
+from gaudi_datasets.layouts.inventory import SPLITS, OnBadImage, count_names, fold, note_converted
 from gaudi_datasets.layouts.recognition import read_boxes
 from gaudi_datasets.layouts.splitting import (
     SplitData,
@@ -121,6 +121,10 @@ def _open_boxes(path: Path, boxes: BoxSets, val_share: float, seed: int) -> Dete
             part = select_images(annotations, np.flatnonzero(kept))
             sets[split] = part, image_dir
             split_names[split] = list(part.file_names)
+    names = [one.name for one in sets["train"][0].categories]
+    counts = Counter(fold(name).strip() for name in names)
+    alike = [repr(name) for name in names if counts[fold(name).strip()] > 1]
+    notes += [count_names(alike, "class", "of equal names but for capitals and blanks")] if alike else []
     notes += note_split(split_names)
     sources = {split: CocoSource(*sets[split], keep_empty=split != "train") for split in SPLITS if split in sets}
     CocoSource.read_alike(sources.values())

@@ -80,7 +80,7 @@ class Inventory:
             self._by_ending[ending].append(name)
             if ending in IMAGE_ENDINGS:
                 self.images.append(name)
-                path = PurePosixPath(_fold(name))
+                path = PurePosixPath(fold(name))
                 for is_stem, base in enumerate((path.name, path.stem)):
                     self._by_name[bool(is_stem), base].append(name)
                     self._by_tail[bool(is_stem), base, path.parent.name].append(name)
@@ -113,19 +113,19 @@ class Inventory:
         name = name.replace("\\", "/")
         if PurePosixPath(name).suffix.lower() not in IMAGE_ENDINGS:
             return self.find_stem(name, near, split)
-        return self._choose((False, _fold(name.rpartition("/")[2])), name, near, split)
+        return self._choose((False, fold(name.rpartition("/")[2])), name, near, split)
 
     def find_stem(self, stem: str, near: str, split: str = "") -> str | None:
         """Find the image whose name without its ending is `stem`; raises as `find_image` does."""
-        return self._choose((True, _fold(stem.rpartition("/")[2])), stem, near, split)
+        return self._choose((True, fold(stem.rpartition("/")[2])), stem, near, split)
 
     def spell(self, name: str) -> str:
         """Return the path of an image as the disk has it: in other cases, or on macOS with accents one by one."""
-        path = PurePosixPath(_fold(name))
+        path = PurePosixPath(fold(name))
         key = False, path.name
         there = self._by_tail.get((*key, path.parent.name), []) if path.parent.name else self._by_name.get(key, [])
         tails = {"/".join(each.split("/")[-len(path.parts) :]) for each in there}
-        fitting = {each for each in tails if _fold(each) == path.as_posix()}
+        fitting = {each for each in tails if fold(each) == path.as_posix()}
         return name if name in fitting or len(fitting) != 1 else fitting.pop()
 
     def is_of_other(self, name: str, split: str) -> bool:
@@ -140,9 +140,9 @@ class Inventory:
         # What is in a folder of that name, at once: each of many folders may have a file of the wanted name.
         is_near = parent.as_posix() in (".", near)
         folder = PurePosixPath(near) if is_near else parent
-        tails = self._by_tail.get((*key, _fold(folder.name)), [])
+        tails = self._by_tail.get((*key, fold(folder.name)), [])
         beside = [name for name in tails if PurePosixPath(name).parent == folder] if is_near else []
-        is_lost = folder in self._paired if is_near else _fold(parent.name) in self._folders
+        is_lost = folder in self._paired if is_near else fold(parent.name) in self._folders
         names = beside or (tails if parent.name and not (is_near and is_lost) else [])
         names = names or ([] if is_lost else self._by_name.get(key, []))
         parts = PurePosixPath(wanted).parts[::-1]
@@ -234,7 +234,7 @@ def walk_files(root: Path) -> Iterator[Path]:
             yield from (Path(folder, name) for name in files if is_visible(name))
 
 
-def _fold(name: str) -> str:
+def fold(name: str) -> str:
     """Return what is equal for names that differ in the case of letters, or in how accents are written."""
     return unicodedata.normalize("NFC", name).casefold()
 
