@@ -73,16 +73,12 @@ def _assign(inventory: Inventory, files: dict[str, str]) -> tuple[dict[str, str]
 def _read(inventory: Inventory, files: dict[str, str], notes: list[str]) -> BoxSets:
     sets, missing = {}, list[str]()
     for split, name in files.items():
-        annotations = read_coco(inventory.root / name)
+        annotations = read_coco(path := inventory.root / name)
         slashed = (PurePosixPath(each.replace("\\", "/")).as_posix() for each in annotations.file_names)
         annotations = replace(annotations, file_names=tuple(map(inventory.spell, slashed)))
         if twice := [each for each, count in Counter(annotations.file_names).items() if count > 1]:
-            raise DataError(
-                f"lists {count_names(twice, 'image', 'twice')}",
-                path=annotations.path,
-                field="images",
-                remedy="leave one there, with the boxes of both",
-            )
+            counted = count_names(twice, "image", "twice")
+            raise DataError(f"lists {counted}", path=path, field="images", remedy="join their entries")
         image_dir, annotations = _find_images(inventory, name, annotations, notes)
         kept, lost = keep_present(inventory, annotations, image_dir, notes, split)
         parts = [split or split_of_path(each) for each in kept.file_names]
@@ -102,8 +98,7 @@ def _find_images(
 ) -> tuple[Path, CocoAnnotations]:
     """Find the folder that most file names are relative to, and of several the one named as the file.
 
-    Where nothing says that it is the one, and the images that it lacks are in folders that have none of its names, the
-    file names become relative to the root.
+    Where neither place nor name says that it is the one, others without its names are taken, too, by paths from the root.
     """
     names = annotations.file_names
     if not names:
@@ -126,9 +121,8 @@ def _find_images(
     if not (is_beside or is_named or (split and same_split)):
         rest = _count_folders(inventory, [each for each in names if each not in held[best[0]]])
         places = best[:1] + [folder for folder in rest if not inventory.is_of_other(f"{folder}/x", split)]
-        found = [_find_held(folder, names, all_names) for folder in places]
-        paths = {each: path for paths in found for each, path in paths.items()}
-        if len(found) > 1 and len(paths) == sum(map(len, found)):
+        found = [pair for folder in places for pair in _find_held(folder, names, all_names).items()]
+        if len(places) > 1 and len(paths := dict(found)) == len(found):
             notes.append(f"took the images of {name} from {count_names(places, 'folder')}")
             return inventory.root, replace(annotations, file_names=tuple(paths.get(each, each) for each in names))
     if len(best) > 1:

@@ -125,8 +125,8 @@ class Inventory:
         key = False, path.name
         there = self._by_tail.get((*key, path.parent.name), []) if path.parent.name else self._by_name.get(key, [])
         tails = {"/".join(each.split("/")[-len(path.parts) :]) for each in there}
-        fitting = {each for each in tails if fold(each) == path.as_posix()}
-        return name if name in fitting or len(fitting) != 1 else fitting.pop()
+        fitting = [] if name in tails else [each for each in tails if fold(each) == path.as_posix()]
+        return fitting[0] if len(fitting) == 1 else name
 
     def is_of_other(self, name: str, split: str) -> bool:
         """Tell if an image is in the folder of another split; train/ has those of a split that has no folder."""

@@ -85,14 +85,9 @@ class _Table:
                 next(rows, None)
                 for row in rows:
                     if any(row):
-                        short = max(self.columns.values()) >= len(row)
-                        if short:
-                            raise DataError(
-                                f"has {len(row)} fields",
-                                path=self.path,
-                                record=f"line {rows.line_num}",
-                                remedy="fix it",
-                            )
+                        if max(self.columns.values()) >= len(row):
+                            record = f"line {rows.line_num}"
+                            raise DataError(f"has {len(row)} fields", path=self.path, record=record, remedy="fix it")
                         yield rows.line_num, {name: row[column].strip() for name, column in self.columns.items()}
         except (UnicodeDecodeError, csv.Error) as error:
             raise DataError(f"is no table in UTF-8 ({error})", path=self.path, remedy="write it again") from None

@@ -86,11 +86,7 @@ def _read(inventory: Inventory, names: Sequence[str]) -> BoxSets:
 
 
 def _find_image(inventory: Inventory, name: str, stated: str) -> str | None:
-    """Find the image of an annotation: by its own name, with the ending that it states, else by the name it states.
-
-    Raises:
-        DataError: both are there.
-    """
+    """Find the image of an annotation: by its own name, with the ending that it states, or by the name it states."""
     near, own = PurePosixPath(name).parent.as_posix(), name.removesuffix(PurePosixPath(name).suffix)
     path = PurePosixPath(stated.replace("\\", "/"))
     found, is_own = None, path.stem == PurePosixPath(own).name
@@ -103,7 +99,7 @@ def _find_image(inventory: Inventory, name: str, stated: str) -> str | None:
             f"{found} and {other} may both be its image",
             path=inventory.root / name,
             field="filename",
-            remedy="leave one of them there, or name the right one",
+            remedy="leave one of them there, or correct the filename",
         )
     return found or other
 
