@@ -172,18 +172,19 @@ def test_a_kernel_without_memory_is_told_from_one_that_is_wrong(code: int, did: 
     assert (did in describe_error(error)) is (status == 74)
 
 
-@pytest.mark.parametrize(
-    ("kind", "told", "status"),
-    [
-        ("FailedPreconditionError", "DNN library initialization failed. Look at the errors above.", 74),
-        ("InternalError", "failed call to cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY: out of memory", 74),
-        ("InternalError", "cudaGetDevice() failed. Status: out of memory", 74),
-        ("InternalError", "Dst tensor is not initialized.", 74),
-        ("UnknownError", "Could not create cudnn handle: CUDNN_STATUS_NOT_INITIALIZED", 74),
-        ("InternalError", "an illegal memory access was encountered", 70),
-        ("InvalidArgumentError", "a column is named CUDA_ERROR_OUT_OF_MEMORY", 70),
-    ],
-)
+# As TensorFlow tells them, of which the last two are of something else.
+ERRORS_OF_GPU = [
+    ("FailedPreconditionError", "DNN library initialization failed. Look at the errors above.", 74),
+    ("InternalError", "failed call to cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY: out of memory", 74),
+    ("InternalError", "cudaGetDevice() failed. Status: out of memory", 74),
+    ("InternalError", "Dst tensor is not initialized.", 74),
+    ("UnknownError", "Could not create cudnn handle: CUDNN_STATUS_NOT_INITIALIZED", 74),
+    ("InternalError", "an illegal memory access was encountered", 70),
+    ("InvalidArgumentError", "a column is named CUDA_ERROR_OUT_OF_MEMORY", 70),
+]
+
+
+@pytest.mark.parametrize(("kind", "told", "status"), ERRORS_OF_GPU)
 def test_a_gpu_that_is_full_is_told_from_one_that_is_wrong(kind: str, told: str, status: int) -> None:
     raised = type(kind, (Exception,), {"__module__": "tensorflow.python.framework.errors_impl"})
     error = raised(f"Graph execution error:\n\n{told}\n\t [[{{{{node conv1}}}}]] [Op:train_step]")
