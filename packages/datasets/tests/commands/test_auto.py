@@ -219,3 +219,35 @@ def test_advice_on_an_empty_class_is_of_its_split(classes: Path, capsys: pytest.
     assert [list(splits[split]["counts"])[-1] for split in ("train", "val")] == [OVERLAP.name, UNSCORED_NO_IMAGE.name]
     assert run("lint", "auto", "--data", data) == 0
     assert "cannot be scored" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("split", ["", "train"])
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("labels/{}.txt", "0 0,5 0,5 0,2 0,2"),
+        ("labels/{}.txt", "0.0 .5 .5 .2 .2"),
+        ("labels/{}.txt", "0 120 100 30 30"),
+        ("labels/{}.txt", "0 .5 .5 .2 .2 .93"),
+        ("ant/{}.txt", "cat .5 .5 .2 .2"),
+        ("ann/{}.png.json", '{"objects": []}'),
+        ("xml/{}.xml", "<root></root>"),
+        ("Annotations/all.dat", ""),
+    ],
+)
+def test_annotations_that_are_not_understood_are_no_class(
+    name: str, line: str, split: str, classes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = classes.with_name("data") / split
+    shutil.copytree(classes / "ant", folder / "ant")
+    for number in range(10):
+        path = folder / name.format(number)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"{line}\nmore\n")
+    data, named = classes.with_name("data"), name.format(0) if line else "Annotations/"
+    for command in (["lint", "auto"], ["convert", "auto", "--output_dir", classes.with_name("records")]):
+        assert run(*command, "--data", data) == 65
+        error = capsys.readouterr().err
+        assert all(words in error for words in (str(data), named, *line.split('"')))
+    shutil.copytree(classes / "bee", folder / "bee")
+    assert run("lint", "auto", "--data", data) == 0  # beside two classes they are stray ones

@@ -140,11 +140,11 @@ def _open_classes(folder: Path, class_names: Sequence[str] | None, split: str, n
 
 
 def find_only_class(path: Path) -> Path | None:
-    """Find the folder of the class that `open_data` would read a folder as; None: of several, of splits, or none."""
-    root = _find_root(path)
-    if find_splits(path, "classification") or _find_splits(root, []):
+    """Find the folder of the class that `open_data` would train on; None: there are several, records, or none."""
+    if find_splits(path, "classification"):
         return None
-    folders = list(filter(_has_images, _list_folders(root)))
+    root = _find_root(path)
+    folders = list(filter(_has_images, _list_folders(_find_splits(root, []).get("train", root))))
     return folders[0] if len(folders) == 1 else None
 
 

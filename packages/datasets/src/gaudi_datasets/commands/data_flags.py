@@ -172,7 +172,7 @@ def open_any(path: Path, *, val_share: float, seed: int) -> DetectionData | Clas
 
     Raises:
         MissingInputError, DataError, FlagError: as by `open_data` of its kind.
-        DataError: there is one class, and a table which may be of its boxes, but is not understood.
+        DataError: there is one class, and a table or labels which may be of its boxes, but are not understood.
     """
     from gaudi_datasets.classification import layouts as classification
     from gaudi_datasets.detection import layouts as detection
@@ -180,22 +180,25 @@ def open_any(path: Path, *, val_share: float, seed: int) -> DetectionData | Clas
     from gaudi_datasets.records.record_sets import find_splits
 
     if path.is_dir() and not find_splits(path, "detection") and not find_candidates(path):
-        _require_no_table(path)
+        _require_no_boxes(path)
         return classification.open_data(path, val_share=val_share, seed=seed)
     return detection.open_data(path, val_share=val_share, seed=seed)
 
 
-def _require_no_table(path: Path) -> None:
+def _require_no_boxes(path: Path) -> None:
     from gaudi_datasets.classification.layouts import find_only_class
     from gaudi_datasets.errors import DataError
-    from gaudi_datasets.layouts.tables import explain_rejected
+    from gaudi_datasets.layouts import inventory, recognition, tables
 
     folder = find_only_class(path)
-    if folder is not None and (rejected := explain_rejected(path)):
+    if folder is None:
+        return
+    place = folder.parent if inventory.split_of_path(f"{folder.parent.name}/x") else path
+    if unknown := tables.explain_rejected(place) or recognition.explain_unknown(place, folder):
         raise DataError(
-            f"one folder of images, {folder.name}/, is beside a table that is not understood: {rejected[0]}",
+            f"one folder of images, {folder.name}/, is beside annotations that are not understood: {unknown[0]}",
             path=path,
-            remedy="make it a table of boxes, or move it away if the images are of one class",
+            remedy="make boxes of them, or move them away if the images are of one class",
         )
 
 

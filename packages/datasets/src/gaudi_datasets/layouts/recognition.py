@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import tempfile
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+from gaudi_datasets.documents import shorten
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.layouts import coco_sets, labelling_tools, tables, voc_sets, yolo_sets
 from gaudi_datasets.layouts.boxes import BoxSets, Candidate
-from gaudi_datasets.layouts.inventory import Inventory, OnBadImage, count_names
+from gaudi_datasets.layouts.inventory import Inventory, OnBadImage, count_names, show_name
+from gaudi_ops.files import read_file
 
 
 def read_boxes(path: Path, on_bad_image: OnBadImage = "fail") -> BoxSets:
@@ -101,6 +103,17 @@ def _find_above(path: Path, on_bad_image: OnBadImage = "fail") -> list[Candidate
     return [candidate for find in _FINDERS for candidate in find(inventory)] if inventory.images else []
 
 
+def explain_unknown(place: Path, images: Path) -> list[str]:
+    """Say what is named as images in a folder are, or as annotations beside theirs, and line 1 of what is text."""
+    inventory = Inventory(place)
+    stems = {PurePosixPath(name).stem for name in inventory.images}
+    for path in map(PurePosixPath, inventory.list_files(".txt", ".json", ".xml")):
+        if stems & {path.stem, PurePosixPath(path.stem).stem}:  # of a.jpg.json, too
+            line = read_file(place / path, count=_SNIFFED).decode(errors="replace").partition("\n")[0].strip()
+            return [f"{show_name(str(path))}, line 1: {shorten(line)}"]
+    return [f"{each.name}/" for each in images.parent.iterdir() if each.name.lower() in _ANNOTATIONS]
+
+
 def _is_top(path: Path) -> bool:
     """Tell if a folder has everything: of the system, of all users or of one, or all that is temporary."""
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - which needs no home
@@ -108,7 +121,8 @@ def _is_top(path: Path) -> bool:
 
 
 _SHOWN = 3  # tables in an error
-_ANNOTATIONS = ("annotation", "annotations", "annots", "label", "labels", "xml", "xmls")
+_SNIFFED = 4096
+_ANNOTATIONS = ("ann", "annotation", "annotations", "annots", "label", "labels", "xml", "xmls")
 _TABLES = (coco_sets.find, tables.find, labelling_tools.find_cvat, labelling_tools.find_label_studio)
 _FILE_FINDERS = (voc_sets.find, *_TABLES)
 _FINDERS = (yolo_sets.find, *_FILE_FINDERS, labelling_tools.find_labelme)
