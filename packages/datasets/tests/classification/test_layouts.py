@@ -30,7 +30,10 @@ def labels_of(source: ClassificationSource) -> Counter[str]:
     return Counter(source.class_names[source.read(row).label] for row in range(len(source)))
 
 
-@pytest.mark.parametrize("names", [("train", "val", "test"), ("Train", "valid", "testing"), ("img_train", "img_val")])
+@pytest.mark.parametrize(
+    "names",
+    [("train", "val", "test"), ("Train", "valid", "testing"), ("img_train", "img_val"), ("Training Set", "val 2017")],
+)
 @pytest.mark.parametrize("above", ["", "archive"])
 def test_splits_are_found(names: Sequence[str], above: str, tmp_path: Path) -> None:
     for name in names:
@@ -135,6 +138,38 @@ def test_faults_are_named(tmp_path: Path) -> None:
     make(tmp_path / "c", {"train/ant": 1, "val/ant": 1, "valid/ant": 1})
     with pytest.raises(DataError, match="valid/"):
         open_data(tmp_path / "c")
+
+
+@pytest.mark.parametrize("inner", ["{}", "data", "{}/deep"])
+def test_folders_around_the_classes_of_a_split_are_gone_into(inner: str, tmp_path: Path) -> None:
+    for name in ("training_set", "test_set"):
+        make(tmp_path / name / inner.format(name), {"ant": 3, "bee": 2})
+    data = open_data(tmp_path, val_share=0)
+    assert data.test is not None
+    assert labels_of(data.train) == labels_of(data.test) == {"ant": 3, "bee": 2}
+
+
+@pytest.mark.parametrize(
+    ("folders", "told"),
+    [
+        (("seg_train/seg_train/ant", "seg_test/seg_test/ant", "seg_pred/seg_pred"), "seg_test/seg_test/"),
+        (("bolt/train", "bolt/test", "nut/training"), "bolt/"),
+        (("train/ds0/img", "train/ds1/img"), "ds0/"),
+    ],
+)
+def test_classes_that_hold_the_same_folders_are_refused(folders: Sequence[str], told: str, tmp_path: Path) -> None:
+    make(tmp_path, dict.fromkeys(folders, 3))
+    with pytest.raises(DataError) as error:
+        open_data(tmp_path)
+    assert told in str(error.value)
+    assert error.value.path in (str(tmp_path), str(tmp_path / "train"))
+
+
+def test_classes_may_hold_folders_of_their_own(tmp_path: Path) -> None:
+    make(tmp_path, {"ant/old": 3, "ant/new": 2, "bee/wild": 1})
+    assert labels_of(open_data(tmp_path, val_share=0).train) == {"ant": 5, "bee": 1}
+    make(tmp_path, {"bee/new": 1, "cat": 1})
+    assert labels_of(open_data(tmp_path, val_share=0).train) == {"ant": 5, "bee": 2, "cat": 1}
 
 
 def test_splits_without_classes_are_no_classes(tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def _open_folders(path: Path, val_share: float, seed: int) -> ClassificationData
     folders = _find_splits(root, notes)
     if folders:
         require_training(folders, path, _REMEDY)
+    _require_classes(folders.get("train", root))
     train = _open_classes(folders.get("train", root), None, "train", notes)
     sources = {"train": train}
     for split in ("val", "test"):
@@ -116,7 +117,7 @@ def _open_folders(path: Path, val_share: float, seed: int) -> ClassificationData
         for split, kept in (("train", ~in_val), ("val", in_val)):
             sources[split].keep(kept)
             split_names[split] = [files.name(row) for row in np.flatnonzero(kept)]
-    where = ", ".join(f"{folders[split].name}/" for split in SPLITS if split in folders) or "not split"
+    where = ", ".join(f"{folders[split].relative_to(root)}/" for split in SPLITS if split in folders) or "not split"
     layout = f"folders of {count_things(len(train.class_names), 'class')} ({where})"
     notes += note_split(split_names)
     notes += note_converted(source.files.name(row) for source in sources.values() for row in source.rows)
@@ -148,16 +149,35 @@ def find_only_class(path: Path) -> Path | None:
     return folders[0] if len(folders) == 1 else None
 
 
-def _find_root(path: Path) -> Path:
-    """Go down where a folder holds one folder alone that is no class, as archives have it; a class holds images."""
+def _find_root(path: Path, splits: Sequence[str] = ("",)) -> Path:
+    """Go down where a folder holds one alone, of `splits`, that is no class, as archives have it; that holds images."""
     for _ in range(_DEPTH):
         folders = _list_folders(path)
-        if len(folders) != 1 or not _list_folders(folders[0]) or split_of_path(f"{folders[0].name}/x"):
+        if len(folders) != 1 or not _list_folders(folders[0]) or split_of_path(f"{folders[0].name}/x") not in splits:
             break
-        if any(_is_image(each) and is_visible(each.name) for each in folders[0].iterdir()):
+        if _is_flat(folders[0]):
             break
         path = folders[0]
     return path
+
+
+def _require_classes(root: Path) -> None:
+    """Require that folders of classes, where none holds images itself, do not hold the same folders as each other."""
+    classes = list(filter(_has_images, _list_folders(root)))
+    if any(map(_is_flat, classes)):
+        return
+    holders: dict[str, Path] = {}
+    for folder in classes:
+        place = _find_root(folder, ("", *SPLITS))
+        for inner in filter(_has_images, _list_folders(place)):
+            holder = holders.setdefault(split_of_path(f"{inner.name}/x") or inner.name, place)
+            if holder != place:
+                both = " and ".join(f"{each.relative_to(root)}/" for each in (holder, place))
+                raise DataError(
+                    f"{both} hold {inner.name}/, so it is not clear what is a class",
+                    path=root,
+                    remedy="put folders of classes into train/, val/ and test/, and images into those folders",
+                )
 
 
 def _find_splits(root: Path, notes: list[str]) -> dict[str, Path]:
@@ -198,7 +218,11 @@ def _find_splits(root: Path, notes: list[str]) -> dict[str, Path]:
         )
     if flat:
         notes.append(f"left out {count_names([f'{folder.name}/' for folder in flat], 'folder', 'without classes')}")
-    return found
+    return {split: _find_root(folder, ("", split)) for split, folder in found.items()}
+
+
+def _is_flat(folder: Path) -> bool:
+    return any(_is_image(each) and is_visible(each.name) for each in folder.iterdir())
 
 
 def _list_folders(folder: Path) -> list[Path]:

@@ -31,7 +31,7 @@ LISTS = {
 }
 """Splits by the names of the text files that list their images."""
 _WORDS = "|".join(sorted(_SPLIT_OF_WORD, key=len, reverse=True))
-_SPLIT_FOLDER = re.compile(rf"(?:(?:img|images?)[_-])?({_WORDS})(?:[_-]?(?:images?|imgs?|set|data))?(?:[_-]?\d{{4}})?")
+_SPLIT_FOLDER = re.compile(rf"(?:(?:img|images?)[_ -])?({_WORDS})(?:[_ -]?(?:images?|imgs?|set|data|\d{{4}})){{0,2}}")
 _SPLIT_FILE = re.compile(rf"(?:^|[_.\- ])({_WORDS})(?:\d{{4}})?(?=$|[_.\- ])")
 _MASKS = frozenset(("segmentationclass", "segmentationobject", "trimaps", "masks", "mask", "segmentations"))
 _KEPT_ENDINGS = (".jpe", ".jpeg", ".jpg", ".mpo", ".png")
