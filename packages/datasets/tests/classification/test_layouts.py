@@ -97,6 +97,18 @@ def test_a_hidden_image_makes_no_class(tmp_path: Path) -> None:
     assert open_data(tmp_path).class_names == ("ant", "bee")
 
 
+def test_hidden_images_make_neither_split_nor_class(tmp_path: Path) -> None:
+    make(tmp_path, {"ant": 3, "bee": 2, "test/.thumbs": 1, "train/ant/.cache": 1})
+    shutil.copy(tmp_path / "ant" / "0.jpg", tmp_path / "test" / "._0.jpg")
+    assert open_data(tmp_path).class_names == ("ant", "bee")
+
+
+def test_classes_of_splits_that_differ_in_accents_are_told_as_such(tmp_path: Path) -> None:
+    make(tmp_path, {"train/f\u00e9e": 1, "val/fe\u0301e": 1})
+    with pytest.raises(DataError, match="accents"):
+        open_data(tmp_path)
+
+
 def test_images_beside_the_classes_are_counted_as_images(tmp_path: Path) -> None:
     make(tmp_path, {"ant": 3, "bee": 2})
     for number in range(4):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -222,7 +223,7 @@ def _find_splits(root: Path, notes: list[str]) -> dict[str, Path]:
 
 
 def _is_flat(folder: Path) -> bool:
-    return any(_is_image(each) and is_visible(each.name) for each in folder.iterdir())
+    return any(map(_is_image, folder.iterdir()))
 
 
 def _list_folders(folder: Path) -> list[Path]:
@@ -230,19 +231,24 @@ def _list_folders(folder: Path) -> list[Path]:
 
 
 def _has_images(folder: Path) -> bool:
-    paths = (Path(place, name) for place, _, names in os.walk(folder, onerror=raise_error) for name in names)
-    return any(map(_is_image, paths))
+    for place, folders, names in os.walk(folder, onerror=raise_error):
+        folders[:] = filter(is_visible, folders)
+        if any(_is_image(Path(place, name)) for name in names):
+            return True
+    return False
 
 
 def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in IMAGE_ENDINGS and path.is_file()
+    return path.suffix.lower() in IMAGE_ENDINGS and is_visible(path.name) and path.is_file()
 
 
 def _require_known(names: Sequence[str], known: Sequence[str], split: str, path: Path) -> None:
     unknown = sorted(set(names) - set(known))
     if unknown:
+        spelt, other = ({unicodedata.normalize("NFC", name) for name in some} for some in (unknown, known))
+        how = "; how accents are written differs" * (not spelt.isdisjoint(other))
         raise DataError(
-            f"the classes of train and {split} differ (only in {split}: {', '.join(unknown)})",
+            f"the classes of train and {split} differ (only in {split}: {', '.join(unknown)}{how})",
             path=path,
             remedy="give both the same classes",
         )
