@@ -285,13 +285,20 @@ def test_annotations_without_image_are_counted(tmp_path: Path) -> None:
         open_data(tmp_path)
 
 
-def test_labels_without_image_and_images_without_labels_are_counted(tmp_path: Path) -> None:
-    yolo_of_folders(tmp_path)
-    (tmp_path / "train" / "images" / "c.jpg").unlink()
-    make_images(tmp_path / "train" / "images", ["new.jpg"])
+@pytest.mark.parametrize(
+    ("make", "images", "labels"),
+    [(yolo_of_folders, "train/images", "train/labels"), (yolo_with_yaml, "images/train", "labels/train")],
+)
+def test_labels_without_image_and_images_without_labels_are_counted(
+    make: Callable[[Path], None], images: str, labels: str, tmp_path: Path
+) -> None:
+    make(tmp_path)
+    (tmp_path / images / "c.jpg").unlink()
+    make_images(tmp_path / images, ["new.jpg"])
+    (tmp_path / labels / "notes.txt").write_text("no boxes")
     data = open_data(tmp_path)
     require_boxes(data.train, [name for name in STEMS if name != "c.jpg"])
-    assert [note for note in data.notes if "train/labels/c.txt" in note]
+    assert [note for note in data.notes if " 1 file " in note and f"{labels.removeprefix('labels/')}/c.txt" in note]
     assert [note for note in data.notes if "new.jpg" in note]
 
 
@@ -405,10 +412,16 @@ def csv_without_sizes(root: Path) -> None:
     [yolo_beside_images, yolo_of_folders, yolo_with_yaml, voc_in_annotations, csv_without_sizes],
     ids=lambda make: make.__name__,
 )
-def test_training_images_without_a_readable_size_may_be_skipped(make: Callable[[Path], None], tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_link", [False, True])
+def test_training_images_without_a_readable_size_may_be_skipped(
+    make: Callable[[Path], None], is_link: bool, tmp_path: Path
+) -> None:
     make(tmp_path)
-    for path in tmp_path.rglob("[bd].jpg"):
+    for path in sorted(tmp_path.rglob("[bd].jpg")):
         path.write_bytes(b"")
+        if is_link:
+            path.unlink()
+            path.symlink_to("nowhere")
     with pytest.raises(BrokenImagesError) as error:
         open_data(tmp_path)
     assert error.value.count == 2

@@ -172,7 +172,7 @@ def _find_images(document: dict[str, Any], data: Path, image_set: str, notes: li
 def _list_images(place: Path) -> Iterator[Path]:
     """List the images below a folder, or those that a text file lists relative to itself."""
     if place.is_dir():
-        yield from (path for path in walk_files(place) if path.suffix.lower() in _IMAGE_SUFFIXES and path.is_file())
+        yield from (path for path in walk_files(place) if path.suffix.lower() in _IMAGE_SUFFIXES)
         return
     for line in read_lines(place):
         if line.strip():

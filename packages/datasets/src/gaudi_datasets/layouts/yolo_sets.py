@@ -29,6 +29,7 @@ from gaudi_datasets.layouts.inventory import (
     OnBadImage,
     choose_notes,
     count_names,
+    is_visible,
     split_of_path,
 )
 from gaudi_datasets.program import count_things
@@ -95,8 +96,9 @@ def _read_yaml(path: Path, on_bad_image: OnBadImage) -> BoxSets:
         sizes = read_sizes(paths, str(path), choose_notes(on_bad_image, split, notes))
         images[split] = [*sizes]
         sets[split] = _parse(path, sizes, _join(paths), names, outlines, labels_of, keypoints)
-    bare = [each for paths in images.values() for each in paths if not labels_of(each).exists()]
-    _note_labels(bare, outlines, notes)
+    every = [each for paths in images.values() for each in paths]
+    bare = [each for each in every if not labels_of(each).exists()]
+    _note_labels(bare, outlines, _list_orphans(every), notes)
     return BoxSets(f"YOLO by {path.name} ({describe_splits(sets)})", sets, tuple(dict.fromkeys(notes)))
 
 
@@ -117,10 +119,8 @@ def _read_folder(inventory: Inventory, labels: Sequence[str]) -> BoxSets:
     for split, paths in splits.items():
         sizes = read_sizes(paths, str(inventory.root), choose_notes(inventory.on_bad_image, split, notes))
         sets[split] = _parse(inventory.root, sizes, _join(paths), names, outlines, find_labels, None)
-    _note_labels([each for paths in splits.values() for each in paths if each not in label_of], outlines, notes)
-    orphans = sorted(set(labels) - set(labelled.values()))
-    if orphans:
-        notes.append(f"left out {count_names(orphans, 'file', 'of labels without an image')}")
+    bare = [each for paths in splits.values() for each in paths if each not in label_of]
+    _note_labels(bare, outlines, sorted(set(labels) - set(labelled.values())), notes)
     note_unused(inventory, set(images), notes)
     return BoxSets(f"YOLO labels without a YAML file ({describe_splits(sets)})", sets, tuple(notes))
 
@@ -177,14 +177,26 @@ def _parse(
     return parse_coco(document, name), folder
 
 
-def _note_labels(bare: Sequence[Path], outlines: Counter[str], notes: list[str]) -> None:
-    """Note images without a file of labels, and outlines."""
+def _list_orphans(images: Sequence[Path]) -> list[str]:
+    """List the files of boxes beside the labels of images, of which no image is there."""
+    found = []
+    for place, folder in sorted({(labels_of(image).parent, image.parent) for image in images}):
+        stems = {path.stem for path in folder.iterdir() if path.suffix.lower() in IMAGE_ENDINGS}
+        texts = sorted(path for path in place.glob("*.[tT][xX][tT]") if path.stem not in stems)
+        found += [f"{place.name}/{path.name}" for path in texts if is_visible(path.name) and _has_boxes(path)]
+    return found
+
+
+def _note_labels(bare: Sequence[Path], outlines: Counter[str], orphans: Sequence[str], notes: list[str]) -> None:
+    """Note images without a file of labels, outlines, and labels without an image."""
     if bare:
         notes.append(
             f"took as showing nothing {count_names([path.name for path in bare], 'image', 'without a file of labels')}"
         )
     if outlines:
         notes.append(f"made boxes of {sum(outlines.values())} outlines, in {count_names(outlines, 'file')}")
+    if orphans:
+        notes.append(f"left out {count_names(orphans, 'file', 'of labels without an image')}")
 
 
 def _pair(inventory: Inventory, labels: Sequence[str]) -> dict[str, str]:
