@@ -17,6 +17,7 @@ from gaudi_datasets.detection.records import write_records
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.detection.yolo import _parse_line, read_yolo
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.layouts.recognition import read_boxes
 
 YAML = "path: .\ntrain: images/train\nval: [images/val, more.txt]\nnames: {0: ant, 1: bee}\n"
 
@@ -93,6 +94,23 @@ def test_folders_are_found_as_tools_write_them(folder: Path, text: str) -> None:
         shutil.move(folder / name, deep / name)
     (deep / "data.yaml").write_text(text.format(folder=folder))
     assert read(deep).file_names == ("a.jpg", "b.jpg", "deep/c.jpg")
+
+
+@pytest.mark.parametrize("given", ["mine", "mine/data.yaml"])
+def test_a_folder_of_the_data_set_goes_before_one_beside_it(folder: Path, given: str) -> None:
+    mine = folder / "mine"
+    for name in ("images", "labels"):
+        shutil.copytree(folder / name, mine / name)
+    (mine / "images" / "train" / "b.jpg").unlink()
+    (mine / "data.yaml").write_text("train: ../images/train\nval: ../images/val\nnames: [ant, bee]")
+    assert read(mine).file_names == ("a.jpg", "deep/c.jpg")
+    (folder / "data.yaml").unlink()
+    found = read_boxes(folder / given).notes
+    assert [note for note in found if "../images/train" in note]
+    assert not [note for note in found if str(folder) in note]
+    shutil.rmtree(mine / "images" / "val")
+    (note,) = (note for note in read_boxes(folder / given).notes if str(folder) in note)
+    assert (" 1 folder " in note, str(folder / "images" / "val") in note) == (True, True)
 
 
 @pytest.mark.parametrize(

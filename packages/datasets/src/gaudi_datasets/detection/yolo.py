@@ -66,6 +66,7 @@ def count_keypoint_values(data: Path) -> int:
 def read_yaml(data: Path, image_set: str, notes: list[str] | None = None) -> tuple[dict[int, str], list[Path]]:
     """Read the classes by their numbers, and the images of a set, sorted; see `read_yolo`.
 
+    A place "../a" is the folder a beside the file, if that is there; with `notes`, this is noted where both are.
     With `notes`, a `path` that is not there, as that of another machine, is the folder of the file, and noted.
     """
     document = load_yaml(data)
@@ -149,9 +150,10 @@ def _find_images(document: dict[str, Any], data: Path, image_set: str, notes: li
         root = "."
     found: set[Path] = set()
     for place in places:
-        named = folder = data.parent / root / place
-        if not folder.exists() and place.startswith("../"):  # as exports have it that are meant for a folder below
-            folder = data.parent / root / place.removeprefix("../")
+        named, inner = data.parent / root / place, place.removeprefix("../")  # as exports for a folder below have it
+        folder = data.parent / root / inner if (data.parent / root / inner).exists() else named
+        if notes is not None and folder != named and named.exists():
+            notes.append(f"{image_set}: took {inner}, not {place}, which is there, too")
         if not folder.exists():
             raise MissingInputError(
                 "is not there, though the YAML file names it", path=named, remedy="fix path or the name"

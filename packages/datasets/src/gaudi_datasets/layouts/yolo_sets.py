@@ -43,7 +43,7 @@ _SNIFFED = 4096
 def find(inventory: Inventory) -> list[Candidate]:
     """List the YAML files that name YOLO's classes and images; without any, the labels."""
     paths = [inventory.root / name for name in inventory.list_files(".yaml", ".yml")]
-    candidates = [from_yaml(path, inventory.on_bad_image) for path in paths if _is_yolo(path)]
+    candidates = [from_yaml(path, inventory.on_bad_image, inventory.root) for path in paths if _is_yolo(path)]
     if candidates:
         return candidates
     labels = list_labels(inventory)
@@ -61,9 +61,9 @@ def list_labels(inventory: Inventory) -> list[str]:
     return [name for name in inventory.list_files(".txt") if _has_boxes(inventory.root / name)]
 
 
-def from_yaml(path: Path, on_bad_image: OnBadImage = "fail") -> Candidate:
-    """Return the way to read a YAML file."""
-    return Candidate("YOLO", path, lambda: _read_yaml(path, on_bad_image))
+def from_yaml(path: Path, on_bad_image: OnBadImage = "fail", root: Path | None = None) -> Candidate:
+    """Return the way to read a YAML file, which notes folders outside of the root, else of the file's folder."""
+    return Candidate("YOLO", path, lambda: _read_yaml(path, on_bad_image, root or path.parent))
 
 
 def _is_yolo(path: Path) -> bool:
@@ -74,7 +74,7 @@ def _is_yolo(path: Path) -> bool:
     return isinstance(document, dict) and "names" in document and any(key in document for key in (*SPLITS, "valid"))
 
 
-def _read_yaml(path: Path, on_bad_image: OnBadImage) -> BoxSets:
+def _read_yaml(path: Path, on_bad_image: OnBadImage, root: Path) -> BoxSets:
     document, notes = load_yaml(path), list[str]()
     if not isinstance(document, dict):
         raise DataError("is no YAML of a YOLO data set", path=path, remedy="give one with names, train and val")
@@ -97,6 +97,9 @@ def _read_yaml(path: Path, on_bad_image: OnBadImage) -> BoxSets:
         images[split] = [*sizes]
         sets[split] = _parse(path, sizes, _join(paths), names, outlines, labels_of, keypoints)
     every = [each for paths in images.values() for each in paths]
+    top = os.path.normpath(root.absolute())
+    if outside := sorted({str(each.parent) for each in every if not each.is_relative_to(top)}):
+        notes.append(f"read {count_names(outside, 'folder', f'outside of {root}')}")
     bare = [each for each in every if not labels_of(each).exists()]
     _note_labels(bare, outlines, _list_orphans(every), notes)
     return BoxSets(f"YOLO by {path.name} ({describe_splits(sets)})", sets, tuple(dict.fromkeys(notes)))
