@@ -60,7 +60,15 @@ def test_boxes_of_any_layout_are_converted(boxes: Path, capsys: pytest.CaptureFi
             first, second = one.read(row), other.read(row)
             assert (first.image_id, first.encoded) == (second.image_id, second.encoded)
             np.testing.assert_array_equal(first.boxes_yxyx, second.boxes_yxyx)
-    assert run("convert", "auto", "--data", records, "--output_dir", records) == 64
+    assert run("convert", "auto", "--data", records, "--output_dir", boxes.with_name("again")) == 64
+
+
+@pytest.mark.parametrize("kind", ["boxes", "classes"])
+def test_records_do_not_hide_the_images_that_they_are_made_of(kind: str, request: pytest.FixtureRequest) -> None:
+    data: Path = request.getfixturevalue(kind)
+    before = sorted(data.rglob("*"))
+    assert run("convert", "auto", "--data", data, "--output_dir", f"{data}/../{data.name}") == 64
+    assert sorted(data.rglob("*")) == before
 
 
 def test_classes_are_converted(classes: Path) -> None:

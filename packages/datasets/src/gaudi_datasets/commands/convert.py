@@ -157,6 +157,9 @@ class _ConvertAuto:
         from gaudi_datasets.errors import FlagError, MissingInputError
         from gaudi_datasets.layouts.inventory import count_names
 
+        if Path(self.records.output_dir).resolve() == self.data.resolve():
+            fault = f"--output_dir {self.data}: is --data, whose images records in it would hide"
+            raise FlagError(fault, flag="--output_dir", remedy="name another folder")
         data = open_any(self.data, val_share=self.val_share, seed=self.split_seed)
         print_layout(data)
         if isinstance(data, DetectionData) and data.missing and not self.allow:
