@@ -224,6 +224,14 @@ def test_a_file_of_the_name_of_the_index_is_not_overwritten(tmp_path: Path) -> N
     assert contents(tmp_path) == {"train.index": hashlib.sha256(b"of somebody").hexdigest()}
 
 
+def test_a_file_of_the_name_of_the_manifest_is_not_taken_for_one(tmp_path: Path) -> None:
+    (tmp_path / "train.json").write_text('{"images": []}')
+    with pytest.raises(UnsafeError) as caught:
+        write(9, tmp_path)
+    assert caught.value.path == str(tmp_path)
+    assert contents(tmp_path) == {"train.json": hashlib.sha256(b'{"images": []}').hexdigest()}
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_fault_leaves_nothing_behind(tmp_path: Path, processes: int) -> None:
     program = start(tmp_path / "deep" / "out", processes, trouble="fault")

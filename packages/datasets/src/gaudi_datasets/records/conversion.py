@@ -210,7 +210,7 @@ def _find_finished(output_dir: Path, split: str, identity: str) -> dict[str, Any
     """Return the manifest of the same job, if it was done before and its shards are there, which are read for it."""
     path = output_dir / f"{split}.json"
     manifest = load_json(path) if path.exists() else None
-    if not isinstance(manifest, dict):
+    if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
         return None
     require_seal(manifest, path, needed=manifest.get("version") != UNSEALED_VERSION)
     if manifest.get(JOB_IDENTITY) != identity:
