@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from gaudi_datasets.documents import (
+    MASKED,
     Faults,
     FaultyRecordsError,
     Record,
@@ -41,8 +43,11 @@ def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
 
 def test_masks_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    path.write_text('{"annotations": [{"id": 1, "segmentation": [[1, 2, 3]]}]}')
-    assert load_json(path) == {"annotations": [{"id": 1}]}
+    annotation = {"id": 1, "image_id": 2, "category_id": 3}
+    other = {"bbox": [], "segmentation": [[4]]}
+    path.write_text(json.dumps({"annotations": [{**annotation, "segmentation": [[1, 2, 3]]}], "other": other}))
+    assert load_json(path) == {"annotations": [annotation], "other": other}
+    assert load_json(path, mark_masks=True) == {"annotations": [{**annotation, MASKED: True}], "other": other}
 
 
 @pytest.mark.parametrize("value", [True, False, 1.0, "1", None, [1], -1, 2**63, 10**400])

@@ -113,12 +113,13 @@ def _require_file(path: Path, kind: str) -> None:
 
 
 def _drop_masks(value: dict[str, Any]) -> dict[str, Any]:
-    value.pop("segmentation", None)
+    if "image_id" in value and "category_id" in value:  # elsewhere it may be a name that somebody gave
+        value.pop("segmentation", None)
     return value
 
 
 def _mark_mask(value: dict[str, Any]) -> dict[str, Any]:
-    if value.pop("segmentation", None):
+    if value.get("segmentation") and "segmentation" not in _drop_masks(value):
         value[MASKED] = True
     return value
 

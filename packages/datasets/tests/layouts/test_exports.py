@@ -114,7 +114,9 @@ def label_studio_min(root: Path) -> None:
         {
             "image": f"/data/local-files/?d=photos/{name}",
             "id": number,
-            "label": [{**region(*one), "original_width": WIDTH, "original_height": HEIGHT} for one in boxes],
+            # A control may have any name.
+            "segmentation": [{**region(*one), "original_width": WIDTH, "original_height": HEIGHT} for one in boxes[:1]],
+            "label": [{**region(*one), "original_width": WIDTH, "original_height": HEIGHT} for one in boxes[1:]],
             "annotator": 1,
             "annotation_id": number,
             "lead_time": 2.5,
