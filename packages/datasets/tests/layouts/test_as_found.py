@@ -117,6 +117,39 @@ def test_keypoints_are_left_out(shape: tuple[int, int], tmp_path: Path) -> None:
     assert coco.boxes_xywh[0].tolist() == pytest.approx([24, 12, 12, 16])
 
 
+POSES = (
+    "0 .5 .5 .1 .1 .48 .48 .52 .52",
+    "0 .5 .5 .1 .1 .48 .48 1 .52 .52 1",
+    "0 .5 .5 .4 .8 .35 .2 2 .65 .85 2 0 0 0 .5 .5 1",
+)
+OUTLINES = (
+    "0 .1 .1 .9 .1 .9 .9 .1 .9",
+    "0 .4 .4 .6 .4 .6 .6 .4 .6",
+    "0 .5 .5 .52 .5 .53 .52 .52 .54 .5 .53",
+    "0 .5 .5 .9 .5 .52 .55",
+    "0 0 .6 .5 .5 1 .6 1 1 0 1",
+    "0 0 0 1 0 1 1 0 1 0 .5",
+    f"{POSES[0]}\n0 .1 .1 .9 .1 .9 .9 .1 .9",
+)
+
+
+@pytest.mark.parametrize("has_yaml", [False, True])
+@pytest.mark.parametrize("line", [*POSES, *OUTLINES])
+def test_keypoints_without_their_number_are_no_outlines(line: str, has_yaml: bool, tmp_path: Path) -> None:
+    for stem in STEMS:
+        draw(tmp_path / "images" / f"{stem}.jpg")
+        write(tmp_path / "labels" / f"{stem}.txt", f"{line}\n")
+    if has_yaml:
+        write(tmp_path / "data.yaml", "train: images\nnames: [ant]\n")
+    if line in OUTLINES:
+        count = 4 * len(line.splitlines())
+        assert [note for note in read_boxes(tmp_path).notes if f" {count} outlines" in note]
+        return
+    with pytest.raises(DataError, match="kpt_shape") as caught:
+        read_boxes(tmp_path)
+    assert caught.value.path == str(tmp_path / "labels" / "a.txt")
+
+
 def test_the_given_folder_chooses_among_kinds(tmp_path: Path) -> None:
     for stem in STEMS:
         draw(tmp_path / "images" / f"{stem}.jpg")

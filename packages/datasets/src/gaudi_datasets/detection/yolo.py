@@ -94,7 +94,8 @@ def make_document(
         find_labels: returns the file of labels of an image, which need not be there; None: `labels_of`.
         sizes: height and width of the images in pixels; None: they are read.
         keypoints: number of values after each box that are left out; None: unknown, so that a file with boxes and
-            longer lines, which may be outlines or boxes with keypoints, is a fault.
+            longer lines, which may be outlines or boxes with keypoints, is a fault. With outlines and without
+            keypoints, a file whose lines all look like boxes with keypoints is one.
 
     Raises:
         MissingInputError, DataError: as by `read_yolo`.
@@ -215,9 +216,11 @@ def _read_boxes(
     if not path.exists():
         return
     lines = read_lines(path)
-    if keypoints is None and len({len(line.split()) == 5 for line in lines if line.strip()}) > 1:
+    given = [line.split() for line in lines if line.strip()]
+    is_pose = outlines is not None and not keypoints and given and all(map(_is_pose, given))
+    if is_pose or (keypoints is None and len({len(fields) == 5 for fields in given}) > 1):
         raise DataError(
-            "has boxes of 5 fields and other lines",
+            "looks like boxes with keypoints" if is_pose else "has boxes of 5 fields and other lines",
             path=path,
             remedy="give a YAML file, with kpt_shape where lines have keypoints, or fix the others",
         )
@@ -271,6 +274,21 @@ def _enclose(fields: Sequence[str]) -> list[str]:
     spans = [(min(values), max(values)) for values in (x, y)]
     centres = [(low + high) / 2 for low, high in spans]
     return [fields[0], *map(repr, centres), *(repr(high - low) for low, high in spans)]
+
+
+def _is_pose(fields: Sequence[str]) -> bool:
+    """Tell if what may be an outline is a box with keypoints in it, from which the outline's second point is far."""
+    try:
+        x, y, width, height, *rest = map(float, fields[1:])
+        size = 3 if len(rest) % 3 == 0 and {0, 1, 2}.issuperset(rest[2::3]) else 2  # the third tells of visibility
+        points = [(px - x, py - y) for px, py in zip(rest[::size], rest[1::size], strict=True) if px or py]
+        across, down = (max(map(abs, values)) for values in zip(*points, strict=True))
+    except ValueError:  # there is no point, or no number
+        return False
+    is_inside = across <= width / 2 and down <= height / 2
+    # A triangle may be as thin, other outlines are not.
+    is_far = len(rest) > 2 and max(abs(width - x), abs(height - y)) > 4 * max(across, down)
+    return is_inside and (size == 3 or is_far)
 
 
 def _span(centre: float, length: float, pixels: int) -> tuple[float, float]:
