@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -110,6 +111,16 @@ def _require_file(path: Path, kind: str) -> None:
         raise DataError("is a folder", path=path, remedy=f"give a {kind} file")
     if not path.exists():
         raise MissingInputError("there is no such file", path=path, remedy=f"give the path of a {kind} file")
+
+
+def is_there(path: Path, check: Callable[[Path], bool] = Path.exists) -> bool:
+    """Tell if a path is there; one that is too long for a file is not."""
+    try:
+        return check(path)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return False
 
 
 def _drop_masks(value: dict[str, Any]) -> dict[str, Any]:

@@ -183,6 +183,16 @@ def test_other_faults_are_named(folder: Path) -> None:
         read(folder / "none")
 
 
+def test_a_name_that_no_disk_takes_is_not_there(folder: Path) -> None:
+    (folder / "data.yaml").write_text(f"path: {'a' * 300}\ntrain: images/train\nnames: [ant, bee]\n")
+    assert [note for note in read_boxes(folder).notes if "aaa" in note]
+    for prefix in ("", "../"):
+        (folder / "data.yaml").write_text(f"train: {prefix}{'a' * 300}\nnames: [ant, bee]\n")
+        with pytest.raises(MissingInputError) as caught:
+            read(folder)
+        assert str(caught.value.path).endswith("a" * 300)
+
+
 @settings(max_examples=300)
 @given(st.data())
 def test_boxes_up_to_the_edge_stay_inside_however_they_are_rounded(data: st.DataObject) -> None:

@@ -173,10 +173,10 @@ def test_trainval_is_for_training(tmp_path: Path) -> None:
 def test_missing_images_and_backslashes_of_coco(tmp_path: Path) -> None:
     for stem in STEMS[:2]:
         draw(tmp_path / "sub" / f"{stem}.jpg")
-    write_coco(tmp_path / "all.json", [f"sub\\{stem}.jpg" for stem in STEMS])
+    write_coco(tmp_path / "all.json", [f"sub\\{stem}.jpg" for stem in (*STEMS, "e" * 300)])
     data = open_data(tmp_path)
     assert sorted(data.split["train"] + data.split["val"]) == ["sub/a.jpg", "sub/b.jpg"]  # type: ignore[operator]
-    assert [Path(name).name for name in data.missing] == ["c.jpg", "d.jpg"]
+    assert [Path(name).name for name in data.missing] == ["c.jpg", "d.jpg", f"{'e' * 300}.jpg"]
 
 
 def test_links_are_named_where_images_are_missing(tmp_path: Path) -> None:

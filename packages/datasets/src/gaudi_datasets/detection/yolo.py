@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
-from gaudi_datasets.documents import load_yaml, read_lines, shorten
+from gaudi_datasets.documents import is_there, load_yaml, read_lines, shorten
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.image_files import IMAGE_ENDINGS, read_size
 from gaudi_datasets.layouts.inventory import walk_files
@@ -146,16 +146,16 @@ def _find_images(document: dict[str, Any], data: Path, image_set: str, notes: li
     root = document.get("path") or "."
     if not isinstance(root, str):
         raise DataError(f"path is {shorten(root)}; it must be a folder", path=data, field="path")
-    if notes is not None and not (data.parent / root).is_dir():
+    if notes is not None and not is_there(data.parent / root, Path.is_dir):
         notes.append(f"{data.name}: path {shorten(root)} is not there; the folder of the file was taken")
         root = "."
     found: set[Path] = set()
     for place in places:
         named, inner = data.parent / root / place, place.removeprefix("../")  # as exports for a folder below have it
-        folder = data.parent / root / inner if (data.parent / root / inner).exists() else named
+        folder = data.parent / root / inner if is_there(data.parent / root / inner) else named
         if notes is not None and folder != named and named.exists():
             notes.append(f"{image_set}: took {inner}, not {place}, which is there, too")
-        if not folder.exists():
+        if not is_there(folder):
             raise MissingInputError(
                 "is not there, though the YAML file names it", path=named, remedy="fix path or the name"
             )

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco, select_images
-from gaudi_datasets.documents import shorten
+from gaudi_datasets.documents import is_there, shorten
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.layouts.checking import read_sizes
 from gaudi_datasets.layouts.inventory import SPLITS, Inventory, choose_notes, count_names, split_of_file
@@ -255,7 +255,7 @@ def keep_present(
     Raises:
         MissingInputError: none is there.
     """
-    missing = [row for row, name in enumerate(annotations.file_names) if not (image_dir / name).is_file()]
+    missing = [row for row, name in enumerate(annotations.file_names) if not is_there(image_dir / name, Path.is_file)]
     if not missing:
         return annotations, []
     names = [annotations.file_names[row] for row in missing]
