@@ -30,7 +30,8 @@ TURN_FIX = "turned upright by EXIF"
 DEPTH_FIX = "16 bits made 8"
 CONVERTED = {"WEBP": "JPEG", "BMP": "PNG", "DIB": "PNG", "GIF": "PNG", "PPM": "PNG", "TIFF": "PNG"}
 """Formats that others are converted to: the lossless ones to PNG, of several frames the first."""
-IMAGE_ENDINGS = (".bmp", ".gif", ".jpe", ".jpeg", ".jpg", ".mpo", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_JPEG_ENDINGS = (".jfif", ".jpe", ".jpeg", ".jpg", ".mpo")  # the first as browsers on Windows save it
+IMAGE_ENDINGS = (".bmp", ".gif", *_JPEG_ENDINGS, ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """Endings by which images are looked for in folders, in lower case."""
 READ_FORMATS = ("JPEG", "PNG", *CONVERTED)
 """Formats that Pillow is asked for, and no other, for it runs Ghostscript on EPS; as a JPEG it opens an MPO, too."""

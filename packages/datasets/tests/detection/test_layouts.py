@@ -338,6 +338,20 @@ def test_classes_of_names_that_look_alike_are_told(names: list[str], alike: list
     assert [note.rpartition(": ")[2].split(", ") for note in notes] == ([alike] if alike else [])
 
 
+@pytest.mark.parametrize(
+    "make", [yolo_with_yaml, yolo_beside_images, voc_beside_images], ids=lambda make: make.__name__
+)
+def test_images_may_end_as_browsers_save_them(make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path)
+    before = boxes_of(open_data(tmp_path, val_share=0).train)
+    for path in sorted(tmp_path.rglob("*.jpg")):
+        path.rename(path.with_suffix(".jfif"))
+    for path in tmp_path.rglob("*.xml"):
+        path.write_text(path.read_text().replace(".jpg", ".jfif"))
+    after = boxes_of(open_data(tmp_path, val_share=0).train)
+    assert after == {name.replace(".jpg", ".jfif"): boxes for name, boxes in before.items()}
+
+
 def test_classes_must_agree(tmp_path: Path) -> None:
     coco_2017(tmp_path)
     categories = [{"id": 1, "name": "ant"}, {"id": 2, "name": "wasp"}]

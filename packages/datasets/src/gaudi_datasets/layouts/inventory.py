@@ -34,7 +34,7 @@ _WORDS = "|".join(sorted(_SPLIT_OF_WORD, key=len, reverse=True))
 _SPLIT_FOLDER = re.compile(rf"(?:(?:img|images?)[_ -])?({_WORDS})(?:[_ -]?(?:images?|imgs?|set|data|\d{{4}})){{0,2}}")
 _SPLIT_FILE = re.compile(rf"(?:^|[_.\- ])({_WORDS})(?:\d{{4}})?(?=$|[_.\- ])")
 _MASKS = frozenset(("segmentationclass", "segmentationobject", "trimaps", "masks", "mask", "segmentations"))
-_KEPT_ENDINGS = (".jpe", ".jpeg", ".jpg", ".mpo", ".png")
+_KEPT_ENDINGS = (".jfif", ".jpe", ".jpeg", ".jpg", ".mpo", ".png")
 _SHOWN = 3  # names in a note
 
 

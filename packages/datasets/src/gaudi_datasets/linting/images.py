@@ -35,7 +35,7 @@ StoredImage: TypeAlias = tuple[bytes, str, tuple[int, int] | None]
 """An image as it is stored, the name of its file, and its annotated height and width in pixels, if there are any."""
 
 _FORMAT_OF_ENDING = {".jpg": "jpeg", ".jpeg": "jpeg", ".jpe": "jpeg", ".png": "png", ".tif": "tiff", ".tiff": "tiff"}
-_FORMAT_OF_ENDING |= {f".{name}": name for name in ("bmp", "gif", "webp")}
+_FORMAT_OF_ENDING |= {".jfif": "jpeg"} | {f".{name}": name for name in ("bmp", "gif", "webp")}
 
 
 @dataclass(frozen=True)
