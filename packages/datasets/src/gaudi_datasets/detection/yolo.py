@@ -285,10 +285,8 @@ def _is_pose(fields: Sequence[str]) -> bool:
         across, down = (max(map(abs, values)) for values in zip(*points, strict=True))
     except ValueError:  # there is no point, or no number
         return False
-    is_inside = across <= width / 2 and down <= height / 2
-    # A triangle may be as thin, other outlines are not.
-    is_far = len(rest) > 2 and max(abs(width - x), abs(height - y)) > 4 * max(across, down)
-    return is_inside and (size == 3 or is_far)
+    is_far = len(rest) > 2 and max(abs(width - x), abs(height - y)) > 4 * max(across, down)  # a triangle may be so
+    return across <= width / 2 and down <= height / 2 and (size == 3 or is_far)
 
 
 def _span(centre: float, length: float, pixels: int) -> tuple[float, float]:

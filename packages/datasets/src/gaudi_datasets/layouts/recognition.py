@@ -109,7 +109,7 @@ def explain_unknown(place: Path, images: Path) -> list[str]:
     stems = {PurePosixPath(name).stem for name in inventory.images}
     for path in map(PurePosixPath, inventory.list_files(".txt", ".json", ".xml")):
         if stems & {path.stem, PurePosixPath(path.stem).stem}:  # of a.jpg.json, too
-            line = read_file(place / path, count=_SNIFFED).decode(errors="replace").partition("\n")[0].strip()
+            line = read_file(place / path, count=4096).decode(errors="replace").partition("\n")[0].strip()
             return [f"{show_name(str(path))}, line 1: {shorten(line)}"]
     return [f"{each.name}/" for each in images.parent.iterdir() if each.name.lower() in _ANNOTATIONS]
 
@@ -121,7 +121,6 @@ def _is_top(path: Path) -> bool:
 
 
 _SHOWN = 3  # tables in an error
-_SNIFFED = 4096
 _ANNOTATIONS = ("ann", "annotation", "annotations", "annots", "label", "labels", "xml", "xmls")
 _TABLES = (coco_sets.find, tables.find, labelling_tools.find_cvat, labelling_tools.find_label_studio)
 _FILE_FINDERS = (voc_sets.find, *_TABLES)

@@ -29,7 +29,6 @@ from gaudi_datasets.layouts.inventory import (
     OnBadImage,
     choose_notes,
     count_names,
-    is_visible,
     split_of_path,
 )
 from gaudi_datasets.program import count_things
@@ -82,7 +81,7 @@ def _read_yaml(path: Path, on_bad_image: OnBadImage, root: Path) -> BoxSets:
     sets, outlines, keypoints = {}, Counter[str](), count_keypoint_values(path)
     if keypoints:
         notes.append(f"left out {keypoints} values of keypoints of each box")
-    images: dict[str, list[Path]] = {}
+    every: list[Path] = []
     for split, key in keys.items():
         if not document.get(key) and split != "train":
             continue
@@ -94,9 +93,8 @@ def _read_yaml(path: Path, on_bad_image: OnBadImage, root: Path) -> BoxSets:
             notes.append(f"test: left out, because {missing.path} {missing.args[0]}")
             continue
         sizes = read_sizes(paths, str(path), choose_notes(on_bad_image, split, notes))
-        images[split] = [*sizes]
+        every += sizes
         sets[split] = _parse(path, sizes, _join(paths), names, outlines, labels_of, keypoints)
-    every = [each for paths in images.values() for each in paths]
     top = os.path.normpath(root.absolute())
     if outside := sorted({str(each.parent) for each in every if not each.is_relative_to(top)}):
         notes.append(f"read {count_names(outside, 'folder', f'outside of {root}')}")
@@ -185,8 +183,8 @@ def _list_orphans(images: Sequence[Path]) -> list[str]:
     found = []
     for place, folder in sorted({(labels_of(image).parent, image.parent) for image in images}):
         stems = {path.stem for path in folder.iterdir() if path.suffix.lower() in IMAGE_ENDINGS}
-        texts = sorted(path for path in place.glob("*.[tT][xX][tT]") if path.stem not in stems)
-        found += [f"{place.name}/{path.name}" for path in texts if is_visible(path.name) and _has_boxes(path)]
+        texts = sorted(path for path in place.glob("[!.]*.[tT][xX][tT]") if path.stem not in stems)
+        found += [f"{place.name}/{path.name}" for path in texts if _has_boxes(path)]
     return found
 
 
