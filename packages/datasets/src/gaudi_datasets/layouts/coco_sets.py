@@ -98,7 +98,7 @@ def _find_images(
 ) -> tuple[Path, CocoAnnotations]:
     """Find the folder that most file names are relative to, and of several the one named as the file.
 
-    Where neither place nor name says that it is the one, others without its names are taken, too, by paths from the root.
+    Where neither place nor name says that it is the one, others without its names are taken, too, by paths from there.
     """
     names = annotations.file_names
     if not names:
