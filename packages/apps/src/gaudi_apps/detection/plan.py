@@ -100,6 +100,8 @@ WARMUP_SHARE, MOST_WARMUP_STEPS = 0.18, 150
 ASSUMED_SPEEDS = (4.5, 2.5, 0.5, 250.0)
 # What has time for few steps with ResNet-34 learns more with this backbone, which is so many times as fast.
 SHORT_BACKBONE, SHORT_SPEED = "resnet18", 2.1
+# What has time for fewer steps than these makes more of them, of fewer images.
+FEWEST_OF_MINUTES, SMALLEST_BATCH = 200, 2
 
 
 def choose_recipe(
@@ -107,19 +109,24 @@ def choose_recipe(
 ) -> Recipe:
     """Choose the flags of a training by the size of the data and the machine.
 
-    The rate was found on BCCD: .024 for 8 images a step. It grows with the square root of the batch; other batches were
-    not tried. With few steps, a network learns more from crops that show most of an image. See detector_options.md.
+    The rate was found on BCCD: .024 for 8 images a step; it grows with the square root of the batch. With few steps, a
+    network learns more from fewer images a step, and from crops that show most of an image. See detector_options.md.
     """
     wanted = 8 if host.device == "cpu" or images < 320 else 32
     own_batch, batch = choose_batch(config, given, wanted, workers)
+    speed, backbone = host.assume_speed(*ASSUMED_SPEEDS), str(config.network.backbone)
+    choose_length = partial(choose_steps, config, given, epochs=EPOCHS, fewest=FEWEST_STEPS)
     per_epoch = math.ceil(images / batch)
-    speed = host.assume_speed(*ASSUMED_SPEEDS)
-    backbone: str = config.network.backbone
-    choose_length = partial(choose_steps, config, given, per_epoch=per_epoch, epochs=EPOCHS, fewest=FEWEST_STEPS)
-    length = choose_length(speed / batch)
+    length = choose_length(speed / batch, per_epoch)
     is_free = not ({"backbone", "weights"} & given or find_weights(backbone))
     if config.recipe.minutes and is_free and int(length.value) < FEW_STEPS:
-        backbone, length = SHORT_BACKBONE, choose_length(SHORT_SPEED * speed / batch)
+        backbone, speed = SHORT_BACKBONE, SHORT_SPEED * speed
+        length = choose_length(speed / batch, per_epoch)
+    while config.recipe.minutes and int(length.value) < FEWEST_OF_MINUTES and wanted > SMALLEST_BATCH * workers:
+        wanted //= 2
+        own_batch, batch = choose_batch(config, given, wanted, workers)
+        per_epoch = math.ceil(images / batch)
+        length = choose_length(speed / batch, per_epoch)
     steps = int(length.value)
     rising = choose_warmup(steps)
     of_batch = "small batches make more steps of the same time"
