@@ -10,9 +10,9 @@ from tyro.conf import arg
 from gaudi_apps.cli import flag_rules, flags
 from gaudi_apps.cli.flag_rules import Switch, check_bounds, fixed, per_rank, require_alone, resume_safe
 from gaudi_apps.cli.flags import USING, DistributionFlags, ParityFlags, RecipeFlags, ScalingFlags, check_modes
+from gaudi_apps.runtime.errors import refuse_flag
 from gaudi_apps.runtime.settings import Distribution, RunSettings, ThreadFlag, make_device_settings
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
-from gaudi_datasets.errors import FlagError
 from gaudi_datasets.fetching.stores import find_copy
 
 IMAGENET_TRAIN_IMAGES = 1281167
@@ -378,17 +378,17 @@ def check_common(
     _check_pruning(pruning)
     if pruning.pruning_method and config.run.ema_decay:
         reason = "the average of --ema_decay would keep what is pruned"
-        raise FlagError(f"--pruning_method: {reason}", flag="--pruning_method", remedy="leave one of them out")
+        raise refuse_flag(f"--pruning_method: {reason}", "leave one of them out")
     if config.device.enable_xla and (config.training.mixup_alpha or pruning.pruning_method):
         fault = "is slow at --pruning_method" if pruning.pruning_method else "cannot draw for --mixup_alpha"
-        raise FlagError(f"--enable_xla: XLA {fault}", flag="--enable_xla", remedy="leave one of them out")
+        raise refuse_flag(f"--enable_xla: XLA {fault}", "leave one of them out")
     _check_data(config.data, mode, found)
     check_modes(config, mode, checkpoint=config.run.checkpoint, steps=steps, steps_flag=steps_flag)
     for name in ("max_frames", "save"):
         if mode != "predict" and getattr(config.use, name) != getattr(UseFlags, name):
-            raise FlagError(f"--{name}: is for --mode predict; mode is {mode}", flag=f"--{name}")
+            raise refuse_flag(f"--{name}: is for --mode predict; mode is {mode}")
     if not config.use.save:
-        raise FlagError("--save: names nothing to write", flag="--save", remedy="give images, json or csv")
+        raise refuse_flag("--save: names nothing to write", "give images, json or csv")
     if config.data.use_fake_data:
         skips_evaluation = "use_fake_data"
     if report.target or report.patience:
@@ -397,18 +397,17 @@ def check_common(
         if report.eval_epochs == 0 and not (found and skips_evaluation):
             remedy = "give --eval_epochs above 0"
         if remedy:
-            raise FlagError("--target and --patience: need evaluations", flag="--target", remedy=remedy)
+            raise refuse_flag("--target and --patience: need evaluations", remedy)
     flag_rules.parse_step_range(config.report.profile, "profile")
 
 
 def _check_pruning(given: PruningFlags) -> None:
     """Check that steps and sparsities rise."""
     if given.pruning_end_step <= given.pruning_begin_step:
-        wrong = f"--pruning_end_step {given.pruning_end_step}: must be above --pruning_begin_step"
-        raise FlagError(wrong, flag="--pruning_end_step")
+        raise refuse_flag(f"--pruning_end_step {given.pruning_end_step}: must be above --pruning_begin_step")
     if given.pruning_method and given.pruning_initial_sparsity > given.pruning_final_sparsity:
-        flag = "--pruning_initial_sparsity"
-        raise FlagError(f"{flag} {given.pruning_initial_sparsity:g}: is above --pruning_final_sparsity", flag=flag)
+        sparsity = f"--pruning_initial_sparsity {given.pruning_initial_sparsity:g}"
+        raise refuse_flag(f"{sparsity}: is above --pruning_final_sparsity")
 
 
 def _check_data(data: DataFlags, mode: str, found: str | None) -> None:
@@ -420,16 +419,14 @@ def _check_data(data: DataFlags, mode: str, found: str | None) -> None:
     folders = {"data_dir": data.data_dir, "jpeg_data_dir": data.jpeg_data_dir}
     given = next((f"--{flag} {folder}" for flag, folder in folders.items() if folder is not None), "")
     if data.use_fake_data and given:
-        raise FlagError(f"--use_fake_data: contradicts {given}", flag="--use_fake_data", remedy="leave one of them out")
+        raise refuse_flag(f"--use_fake_data: contradicts {given}", "leave one of them out")
     if not data.train_splits:
-        raise FlagError("--train_splits: names nothing", flag="--train_splits", remedy="give one or more, as train")
+        raise refuse_flag("--train_splits: names nothing", "give one or more, as train")
     if mode == "eval" and data.use_fake_data:
-        raise FlagError(
-            "--mode eval: random images have no truth", flag="--mode", remedy="give --data_dir, not --use_fake_data"
-        )
+        raise refuse_flag("--mode eval: random images have no truth", "give --data_dir, not --use_fake_data")
     sized = mode == "plan" and data.num_examples_per_epoch > 0
     if mode not in USING and not (given or data.use_fake_data or sized):
-        raise FlagError(f"--mode {mode}: needs --data or --data_dir, with records or folders of classes", flag="--mode")
+        raise refuse_flag(f"--mode {mode}: needs --data or --data_dir, with records or folders of classes")
 
 
 _SEED = "give --seed, the one seed of a run"

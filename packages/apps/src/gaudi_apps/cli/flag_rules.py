@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 
 from tyro.conf import FlagCreatePairsOff
 
-from gaudi_apps.runtime.errors import ConfigFileError
+from gaudi_apps.runtime.errors import ConfigFileError, refuse_flag
 from gaudi_datasets.arguments import FormerFlag, list_given, list_typed, name_as_typed, replace_former_flags
 from gaudi_datasets.errors import DataError, FlagError, GaudiError, MissingInputError
 from gaudi_datasets.fetching.stores import check_records_url, is_url, refuse_url, require_plain_url
@@ -238,7 +238,7 @@ def check_bounds(config: Any) -> None:
             if fault is not None:
                 is_long = isinstance(value, int) and not _fits_float(value)
                 shown = f"of {value.bit_length()} bits" if is_long else f"{value:g}"
-                raise FlagError(f"--{name} {shown}: {fault}", flag=f"--{name}")
+                raise refuse_flag(f"--{name} {shown}: {fault}")
 
 
 def parse_step_range(text: str, flag: str = "profile") -> range:
@@ -249,12 +249,12 @@ def parse_step_range(text: str, flag: str = "profile") -> range:
     """
     match = re.fullmatch(r"\s*(\d+)\s*,\s*(\d+)\s*", text, re.ASCII)
     if match is None:
-        raise FlagError(f"--{flag} {text!r}: must be two steps as in 100,110, or 0,0 for none", flag=f"--{flag}")
+        raise refuse_flag(f"--{flag} {text!r}: must be two steps as in 100,110, or 0,0 for none")
     first, last = int(match[1]), int(match[2])
     if first == last == 0:
         return range(0)
     if not 1 <= first <= last:
-        raise FlagError(f"--{flag} {text}: must be steps of at least 1, the smaller one first", flag=f"--{flag}")
+        raise refuse_flag(f"--{flag} {text}: must be steps of at least 1, the smaller one first")
     return range(first, last + 1)
 
 
@@ -289,9 +289,7 @@ def require_alone(flag: str, value: str, others: Mapping[str, Any]) -> None:
     for name, other in others.items():
         if other:
             shown = "" if other is True else f" {other}"
-            raise FlagError(
-                f"--{flag} {value}: contradicts --{name}{shown}", flag=f"--{flag}", remedy="leave one of them out"
-            )
+            raise refuse_flag(f"--{flag} {value}: contradicts --{name}{shown}", "leave one of them out")
 
 
 def replace_flags(config: Any, values: Mapping[str, Any]) -> Any:
@@ -379,7 +377,7 @@ def _parse(config_class: type[Config], argv: Sequence[str], **options: Any) -> C
             gone = rules[long_form.removeprefix("--")].gone
             for value in values:
                 if word == error.flag and value in gone:
-                    raise FlagError(f"{word} {value}: {gone[value]}", flag=word) from None
+                    raise refuse_flag(f"{word} {value}: {gone[value]}") from None
         raise
 
 
@@ -423,7 +421,7 @@ def _list_preset(config_class: type[Any], argv: Sequence[str]) -> list[str]:
         if chosen is None:
             continue
         if chosen not in flag.presets:
-            raise FlagError(f"--{name} {chosen}: must be one of {', '.join(flag.presets)}", flag=f"--{name}")
+            raise refuse_flag(f"--{name} {chosen}: must be one of {', '.join(flag.presets)}")
         for other, value in flag.presets[chosen].items():
             words += [f"--{other}" if value else f"--no_{other}"] if isinstance(value, bool) else [f"--{other}={value}"]
     return words
@@ -451,7 +449,8 @@ def read_flags(path: Path, config_class: type[Any], former_flags: Sequence[Forme
     _drop_former_default(entries)
     own = dict(list_flags(config_class()))
     aliases = {alias: own[name] for alias, name in find_aliases(config_class).items()}
-    defaults = {**dict.fromkeys(_list_names(former_flags)), **aliases, **own}
+    former = (flag.name.removeprefix("--").replace("-", "_") for flag in former_flags)
+    defaults = {**dict.fromkeys(former), **aliases, **own}
     return [argument for name, value in entries.items() for argument in _to_arguments(path, name, value, defaults)]
 
 
@@ -460,11 +459,6 @@ def _drop_former_default(entries: dict[Any, Any]) -> None:
     has_engine = entries.get("use_horovod") or entries.get("distribution_strategy", "off") != "off"
     if entries.get("num_workers_per_hls") == 8 and not has_engine:
         del entries["num_workers_per_hls"]
-
-
-def _list_names(former_flags: Sequence[FormerFlag]) -> Iterator[str]:
-    for flag in former_flags:
-        yield flag.name.removeprefix("--").replace("-", "_")
 
 
 def _to_arguments(path: Path, name: Any, value: Any, defaults: dict[str, Any]) -> list[str]:

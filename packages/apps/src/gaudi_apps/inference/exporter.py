@@ -48,9 +48,9 @@ from gaudi_apps.inference.exported_models import (
 )
 from gaudi_apps.inference.media import find_files
 from gaudi_apps.inference.quantization import AccuracyBound, quantize_onnx, quantize_tflite, write_openvino
-from gaudi_apps.runtime.errors import ExportError
+from gaudi_apps.runtime.errors import ExportError, refuse_flag
 from gaudi_apps.training.run_dir import RunFolder
-from gaudi_datasets.errors import FlagError, MissingInputError, UnsafeError
+from gaudi_datasets.errors import MissingInputError, UnsafeError
 from gaudi_datasets.output_files import write_json
 from gaudi_datasets.program import count_things
 from gaudi_distributed import SingleProcess
@@ -148,10 +148,9 @@ def list_kinds(formats: Sequence[ExportFormat], precisions: Sequence[ExportPreci
     """
     for name in formats:
         if not set(precisions) & set(EXPORT_PRECISIONS[name]):
-            raise FlagError(
+            raise refuse_flag(
                 f"--export_precision {' '.join(precisions)}: {name} has none of these",
-                flag="--export_precision",
-                remedy=f"add {' or '.join(EXPORT_PRECISIONS[name])}, or leave out --export_format {name}",
+                f"add {' or '.join(EXPORT_PRECISIONS[name])}, or leave out --export_format {name}",
             )
     return [*dict.fromkeys(ExportKind(n, one) for n in formats for one in precisions if one in EXPORT_PRECISIONS[n])]
 
@@ -184,10 +183,9 @@ def make_request(
     reduced = [one for one in run.export_precision if one != "fp32"]
     if not has_images:
         if reduced:
-            raise FlagError(
+            raise refuse_flag(
                 f"--export_precision {reduced[0]}: needs images with a truth, to tell what it costs",
-                flag="--export_precision",
-                remedy="give --data or --data_dir",
+                "give --data or --data_dir",
             )
         return ExportRequest(checkpoint=restored.sha256)
     evaluator = app.open_evaluator(RunFolder(app.settings.model_dir), restored.model_config, SingleProcess())
@@ -215,9 +213,7 @@ def choose_images(inference: Sequence[str], source: Any | None) -> list[bytes]:
             raise MissingInputError("--inference: names videos only; an export is checked on images, so add one")
         return [_require_decodable(read_encoded(files[at]), str(files[at])) for at in _spread(len(files))]
     if source is None:
-        raise FlagError(
-            "--mode export: needs images to check the export on", flag="--mode", remedy="give --inference or --data_dir"
-        )
+        raise refuse_flag("--mode export: needs images to check the export on", "give --inference or --data_dir")
     return [_require_decodable(source.read(at).encoded, f"{source.name}: record {at}") for at in _spread(len(source))]
 
 

@@ -14,8 +14,8 @@ from gaudi_apps.cli import flag_rules, flags
 from gaudi_apps.cli.flag_rules import Switch, check_bounds, find_aliases, fixed, per_rank, resume_safe, select_flags
 from gaudi_apps.cli.flags import DistributionFlags, HorovodFlags, ParityFlags, ScalingFlags, check_parity
 from gaudi_apps.detection.config import AugmentationFlags, ImageFlags, WeightDecay, check_use
+from gaudi_apps.runtime.errors import refuse_flag
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
-from gaudi_datasets.errors import FlagError
 from gaudi_distributed.cluster.rendezvous import is_elastic
 
 
@@ -301,22 +301,18 @@ def validate(config: SSDMXNetConfig) -> None:
     lists = {"lr_drop_epochs": config.schedule.lr_drop_epochs, "val_epochs": config.report.val_epochs}
     for flag, epochs in lists.items():
         if list(epochs) != sorted(set(epochs)) or min(epochs, default=1) < 1:
-            raise FlagError(
-                f"--{flag} {' '.join(map(str, epochs))}: must be epochs of at least 1, in rising order",
-                flag=f"--{flag}",
-            )
+            raise refuse_flag(f"--{flag} {' '.join(map(str, epochs))}: must be epochs of at least 1, in rising order")
     _check_data(config.run, config.data)
     _check_modes(config)
     _check_mlperf(config)
     for entry in fields(AugmentationFlags) if config.data.use_fake_data else ():
         if getattr(config.augmentation, entry.name) != entry.default:
-            raise FlagError(f"--{entry.name}: has no effect on random images", flag=f"--{entry.name}")
+            raise refuse_flag(f"--{entry.name}: has no effect on random images")
     check_use(config.use, config.run.mode)
     network = config.device
     if network.fp16_loss_scale != DeviceFlags.fp16_loss_scale and network.precision in ("fp32", "bf16"):
-        raise FlagError(
-            f"--fp16_loss_scale {network.fp16_loss_scale:g}: is for fp16; precision is {network.precision}",
-            flag="--fp16_loss_scale",
+        raise refuse_flag(
+            f"--fp16_loss_scale {network.fp16_loss_scale:g}: is for fp16; precision is {network.precision}"
         )
     _check_processes(config.distribution)
     check_parity(config.parity, config.run.mode, select_flags(SSDMXNetConfig, "per_side"), find_aliases(SSDMXNetConfig))
@@ -334,17 +330,13 @@ def find_profiled_steps(config: SSDMXNetConfig) -> range:
     if first is None and last is None:
         return steps
     if first is None or last is None:
-        raise FlagError("--profile_start and --profile_stop: give both or none", flag="--profile_start")
+        raise refuse_flag("--profile_start and --profile_stop: give both or none")
     if not 1 <= first <= last:
-        raise FlagError(
-            f"--profile_start {first}, --profile_stop {last}: must be at least 1, the smaller one first",
-            flag="--profile_start",
-        )
+        raise refuse_flag(f"--profile_start {first}, --profile_stop {last}: must be at least 1, the smaller one first")
     if steps and steps != range(first, last + 1):
-        raise FlagError(
+        raise refuse_flag(
             f"--profile {config.report.profile}: contradicts --profile_start {first} and --profile_stop {last}",
-            flag="--profile",
-            remedy="leave one of them out",
+            "leave one of them out",
         )
     return range(first, last + 1)
 
@@ -352,9 +344,7 @@ def find_profiled_steps(config: SSDMXNetConfig) -> range:
 def _check_data(run: RunFlags, data: DataFlags) -> None:
     """Check that images come from one place: files, records, or nowhere."""
     if data.use_tfrecord and data.data_dir is None:
-        raise FlagError(
-            "--use_tfrecord: needs --data_dir, the folder of records", flag="--use_tfrecord", remedy="give --data_dir"
-        )
+        raise refuse_flag("--use_tfrecord: needs --data_dir, the folder of records", "give --data_dir")
     given = {
         "--coco_root": data.coco_root is not None,
         "--data_dir": data.data_dir is not None,
@@ -362,20 +352,17 @@ def _check_data(run: RunFlags, data: DataFlags) -> None:
     }
     named = [flag for flag, is_given in given.items() if is_given]
     if len(named) > 1:
-        raise FlagError(f"{' and '.join(named)}: contradict each other", flag=named[0], remedy="leave one of them out")
+        raise refuse_flag(f"{' and '.join(named)}: contradict each other", "leave one of them out")
     if run.mode == "eval" and data.use_fake_data:
-        raise FlagError(
-            "--mode eval: random images have no truth to score",
-            flag="--mode",
-            remedy="give --coco_root or --data_dir, not --use_fake_data",
+        raise refuse_flag(
+            "--mode eval: random images have no truth to score", "give --coco_root or --data_dir, not --use_fake_data"
         )
     sized = run.mode == "plan" and data.num_examples_per_epoch is not None
     # The images of a submission are named by a variable, which gaudi-run reads.
     if run.mode not in USES and not (named or sized or run.submission):
-        raise FlagError(
+        raise refuse_flag(
             f"--mode {run.mode}: needs images: --coco_root, or --data_dir, a folder of records, "
-            "which `gaudi-datasets convert` makes, or --use_fake_data",
-            flag="--mode",
+            "which `gaudi-datasets convert` makes, or --use_fake_data"
         )
 
 
@@ -383,26 +370,21 @@ def _check_modes(config: SSDMXNetConfig) -> None:
     """Check the flags that are for some modes only."""
     run, use = config.run, config.use
     if run.mode == "predict" and not use.inference:
-        raise FlagError("--mode predict: needs --inference with images, videos or a folder", flag="--mode")
+        raise refuse_flag("--mode predict: needs --inference with images, videos or a folder")
     if run.mode != "predict" and use.inference:
-        raise FlagError(
-            f"--inference {use.inference[0]}: is for --mode predict; mode is {run.mode}", flag="--inference"
-        )
+        raise refuse_flag(f"--inference {use.inference[0]}: is for --mode predict; mode is {run.mode}")
     if run.json and run.mode not in ("plan", "parity"):
-        raise FlagError(f"--json: is for --mode plan and parity; mode is {run.mode}", flag="--json")
+        raise refuse_flag(f"--json: is for --mode plan and parity; mode is {run.mode}")
     named = ("newest", "best", "all") if run.mode == "eval" else ("newest", "best")
     if run.checkpoint not in named and not run.checkpoint.isdecimal():
-        raise FlagError(
-            f"--checkpoint {run.checkpoint}: must be {', '.join(named)} or a step, with --mode {run.mode}",
-            flag="--checkpoint",
+        raise refuse_flag(
+            f"--checkpoint {run.checkpoint}: must be {', '.join(named)} or a step, with --mode {run.mode}"
         )
     if run.checkpoint != "newest" and run.mode not in ("eval", "parity", *USES):
         which = "eval, predict, export and parity"
-        raise FlagError(
-            f"--checkpoint {run.checkpoint}: is for --mode {which}; mode is {run.mode}", flag="--checkpoint"
-        )
+        raise refuse_flag(f"--checkpoint {run.checkpoint}: is for --mode {which}; mode is {run.mode}")
     if run.clean and run.mode not in (*TRAINING, "plan"):
-        raise FlagError(f"--clean: is for --mode train, train_val and plan; mode is {run.mode}", flag="--clean")
+        raise refuse_flag(f"--clean: is for --mode train, train_val and plan; mode is {run.mode}")
     for_training = {
         "--dry_run": run.dry_run,
         "--submission": run.submission,
@@ -410,13 +392,9 @@ def _check_modes(config: SSDMXNetConfig) -> None:
     }
     for flag, is_given in for_training.items():
         if is_given and run.mode not in TRAINING:
-            raise FlagError(f"{flag}: is for --mode train and train_val; mode is {run.mode}", flag=flag)
+            raise refuse_flag(f"{flag}: is for --mode train and train_val; mode is {run.mode}")
     if run.clean and run.dry_run:
-        raise FlagError(
-            "--clean: contradicts --dry_run, which writes and removes nothing",
-            flag="--clean",
-            remedy="leave one of them out",
-        )
+        raise refuse_flag("--clean: contradicts --dry_run, which writes and removes nothing", "leave one of them out")
 
 
 def _check_mlperf(config: SSDMXNetConfig) -> None:
@@ -424,24 +402,14 @@ def _check_mlperf(config: SSDMXNetConfig) -> None:
     for entry in fields(MLPerfFlags):
         is_given = getattr(config.mlperf, entry.name) != entry.default
         if is_given and not (config.mlperf.mlperf or config.run.submission):
-            raise FlagError(
-                f"--{entry.name}: is for the log of --mlperf",
-                flag=f"--{entry.name}",
-                remedy="give --mlperf too, or leave it out",
-            )
+            raise refuse_flag(f"--{entry.name}: is for the log of --mlperf", "give --mlperf too, or leave it out")
 
 
 def _check_processes(flags: MXNetHorovodFlags) -> None:
     if is_elastic(os.environ):
-        raise FlagError(
-            "--np: ssd_mxnet_train cannot train while hosts come and go",
-            flag="--np",
-            remedy="start it by gaudi-run --np N",
-        )
+        raise refuse_flag("--np: ssd_mxnet_train cannot train while hosts come and go", "start it by gaudi-run --np N")
     for name, value in (("hvd_workers", flags.hvd_workers), ("num_workers_per_hls", flags.num_workers_per_hls)):
         if value > 1 and not flags.use_horovod:
-            raise FlagError(
-                f"--{name}: is for processes that train together",
-                flag=f"--{name}",
-                remedy="give --use_horovod too, or leave it out",
+            raise refuse_flag(
+                f"--{name}: is for processes that train together", "give --use_horovod too, or leave it out"
             )

@@ -13,7 +13,7 @@ from numbers import Integral
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
-from gaudi_datasets.errors import GaudiError
+from gaudi_datasets.errors import FlagError, GaudiError
 from gaudi_distributed import Communicator
 from gaudi_distributed.cluster.rank_info import RankInfo, detect_rank
 from gaudi_distributed.failure import RankClient, exit_now, join_coordinator, start_coordinator
@@ -161,6 +161,11 @@ def require_argument(
     if low <= high:
         allowed.append(f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}")
     raise ValueError(f"{name} is {value!r}; use {', '.join(allowed)}")
+
+
+def refuse_flag(message: str, remedy: str | None = None) -> FlagError:
+    """Return the error of the flag that a message begins with."""
+    return FlagError(message, flag=message.split(" ")[0].removesuffix(":"), remedy=remedy)
 
 
 def warn(text: str) -> None:

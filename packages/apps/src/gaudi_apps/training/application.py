@@ -12,11 +12,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from gaudi_apps.cli.flag_rules import list_flags
+from gaudi_apps.runtime.errors import refuse_flag
 from gaudi_apps.training.checkpoint import BEST, CHECKPOINTS, CheckpointFolder, find_checkpoints, find_run_checkpoint
 from gaudi_apps.training.plan import CURRENT
 from gaudi_apps.training.recipe import CHECKED, NO_RECIPE, RECIPE, SPLIT, STARTED, Length, Recipe
 from gaudi_datasets.documents import load_yaml
-from gaudi_datasets.errors import DataError, FlagError, MissingInputError
+from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.fetching.stores import is_url
 from gaudi_datasets.memory import decide_cache
 from gaudi_ops.program import say
@@ -207,10 +208,9 @@ class Application(ABC):
         numbers = [value for name, value in values.items() if name not in _PATHS]
         are_there = paths and all(isinstance(path, str) and (is_url(path) or Path(path).exists()) for path in paths)
         if not are_there or not all(isinstance(number, (int, float)) for number in numbers):
-            raise FlagError(
+            raise refuse_flag(
                 "--mode export: needs images to check the export on, and the run names none that are there",
-                flag="--mode",
-                remedy="give --inference, --data or --data_dir",
+                "give --inference, --data or --data_dir",
             )
         self.change_flags(values)
 
