@@ -23,7 +23,7 @@ from gaudi_apps.classification.flags import (
     ScheduleConfig,
     TrainConfig,
     check_common,
-    make_run_settings,
+    make_settings,
 )
 from gaudi_apps.cli.flag_rules import Switch, fixed, list_idle, resume_safe
 from gaudi_apps.cli.flags import RecipeFlags
@@ -165,9 +165,7 @@ def validate(config: ResNetConfig) -> None:
         raise refuse_flag("--fine_tune: needs --weights, the weights that give the features")
     if config.report.enable_checkpoint_and_export and config.data.use_fake_data:
         raise refuse_flag("--enable_checkpoint_and_export: an export is checked on images, so give --data_dir")
-    skips = "no_evaluate" if config.report.no_evaluate else None
-    found = config.recipe.data
-    check_common(config, run.mode, steps=run.steps, steps_flag="--steps", skips_evaluation=skips, found=found)
+    check_common(config, run.mode, config.recipe.data)
 
 
 def make_train_config(
@@ -176,24 +174,22 @@ def make_train_config(
     """Make the TrainConfig of validated flags, for one of the processes that train together."""
     distribution = distribution or Distribution()
     run, training, report = config.run, config.training, config.report
-    evaluates, workers = not config.report.no_evaluate, distribution.rank_info.size
+    workers = distribution.rank_info.size
     preset = _find_preset(config)
     smoothing, dropout = training.label_smoothing, training.dropout
     optimizer = training.optimizer or preset.optimizer
     global_batch = share_batch(config.distribution, config.data.batch_size, workers)
     return TrainConfig(
         flags=config,
-        run=make_run_settings(
+        run=make_settings(
             config,
             distribution,
-            log_every=report.log_steps,
             summary_every=report.log_steps,
             profile=report.profile,
             weights=training.weights,
-            evaluates=evaluates,
-            steps=run.steps,
             steps_per_call=report.steps_per_loop,
-            recipe=config.recipe,
+            minutes=config.recipe.minutes,
+            reports_best=config.recipe.data is not None,
         ),
         recipe=config.recipe,
         model=SAME_MODELS.get(training.model, training.model),
@@ -216,7 +212,7 @@ def make_train_config(
         min_crop_area=config.data.least_crop_area or 0.05,
         eval_images=config.report.eval_samples,
         checkpoint_steps=report.save_checkpoints_steps,
-        eval_epochs=config.report.eval_epochs if evaluates else 0.0,
+        eval_epochs=0.0 if report.no_evaluate else report.eval_epochs,
         export_at_end=f"{find_copy(run.model_dir)}/export" if report.enable_checkpoint_and_export else None,
         idle=tuple(list_idle(config, optimizer=optimizer, lr_schedule=_find_schedule(config))),
     )

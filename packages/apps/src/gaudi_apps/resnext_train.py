@@ -20,7 +20,7 @@ from gaudi_apps.classification.flags import (
     ScheduleConfig,
     TrainConfig,
     check_common,
-    make_run_settings,
+    make_settings,
 )
 from gaudi_apps.cli.flag_rules import Switch, fixed, list_idle, resume_safe
 from gaudi_apps.cli.flags import SummarySteps
@@ -161,8 +161,7 @@ def validate(config: ResNeXtConfig) -> None:
         raise refuse_flag("--fine_tune: needs --weights, whose features the head is trained on")
     if report.export_dir is not None and config.data.use_fake_data:
         raise refuse_flag("--export_dir: an export is checked on images, so give --data_dir")
-    skips = "no_evaluate" if config.report.no_evaluate else None
-    check_common(config, mode, steps=run.steps, steps_flag="--steps", skips_evaluation=skips)
+    check_common(config, mode)
 
 
 def make_train_config(
@@ -179,15 +178,12 @@ def make_train_config(
     resolved = replace(training, base_lr=base_rate, warmup_epochs=warmup_epochs)
     return TrainConfig(
         flags=replace(config, training=resolved),
-        run=make_run_settings(
+        run=make_settings(
             config,
             distribution,
-            log_every=report.log_steps,
             summary_every=report.save_summary_steps,
             profile=find_profile_steps(report),
             weights=training.weights,
-            evaluates=not report.no_evaluate,
-            steps=run.steps,
         ),
         model=f"{training.model_type}{training.resnet_size}",
         rate=_make_rate(config, peak, warmup_epochs, version).for_version(version),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
@@ -11,9 +11,8 @@ from gaudi_apps.cli import flag_rules, flags
 from gaudi_apps.cli.flag_rules import Switch, check_bounds, fixed, per_rank, require_alone, resume_safe
 from gaudi_apps.cli.flags import USING, DistributionFlags, ParityFlags, RecipeFlags, ScalingFlags, check_modes
 from gaudi_apps.runtime.errors import refuse_flag
-from gaudi_apps.runtime.settings import Distribution, RunSettings, ThreadFlag, make_device_settings
+from gaudi_apps.runtime.settings import Distribution, RunSettings, ThreadFlag, make_device_settings, make_run_settings
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
-from gaudi_datasets.fetching.stores import find_copy
 
 IMAGENET_TRAIN_IMAGES = 1281167
 IMAGENET_CLASSES = 1000
@@ -304,70 +303,34 @@ class TrainConfig:
         return self.global_batch // self.run.distribution.rank_info.size
 
 
-def make_run_settings(
-    config: ClassifierConfig,
-    distribution: Distribution,
-    *,
-    log_every: int,
-    summary_every: int,
-    profile: str,
-    weights: str | None,
-    evaluates: bool,
-    steps: int,
-    steps_per_call: int = 1,
-    recipe: RecipeFlags | None = None,
+def make_settings(
+    config: ClassifierConfig, distribution: Distribution, *, summary_every: int, profile: str, **others: Any
 ) -> RunSettings:
-    """Make the settings of a run of the flags of both programs and of those whose names differ."""
-    run, device, report = config.run, config.device, config.report
-    return RunSettings(
-        device=make_device_settings(
-            config,
-            distribution,
-            intra_threads=device.intra_op_parallelism_threads,
-            inter_threads=device.inter_op_parallelism_threads,
-        ),
-        model_dir=find_copy(run.model_dir),
-        clean=run.clean,
-        checkpoint=run.checkpoint,
-        keep_checkpoints=report.keep_ckpt_max,
-        checkpoint_minutes=report.save_checkpoints_minutes,
-        log_every=log_every,
+    """Make the settings of a run of the flags of both programs, and of others by the names of the settings."""
+    device, report = config.device, config.report
+    intra, inter = device.intra_op_parallelism_threads, device.inter_op_parallelism_threads
+    return make_run_settings(
+        config,
+        make_device_settings(config, distribution, intra_threads=intra, inter_threads=inter),
+        distribution,
+        checkpoint=config.run.checkpoint,
         summary_every=summary_every,
         profiled_steps=flag_rules.parse_step_range(profile, "profile"),
-        draws_input=report.vis_dataloader,
-        weights=weights,
         target=report.target,
         patience=report.patience,
-        evaluates=evaluates and not config.data.use_fake_data,
-        reports_scores=evaluates,
-        steps=steps,
-        kills=run.kills,
-        steps_per_call=steps_per_call,
-        distribution=distribution,
-        callbacks=run.callbacks,
-        log_to=run.log_to,
-        minutes=0.0 if recipe is None else recipe.minutes,
-        reports_best=recipe is not None and recipe.data is not None,
+        evaluates=not (report.no_evaluate or config.data.use_fake_data),
+        reports_scores=not report.no_evaluate,
+        kills=config.run.kills,
+        **others,
     )
 
 
-def check_common(
-    config: ClassifierConfig,
-    mode: str,
-    *,
-    steps: int,
-    steps_flag: str,
-    skips_evaluation: str | None,
-    found: str | None = None,
-) -> None:
+def check_common(config: ClassifierConfig, mode: str, found: str | None = None) -> None:
     """Check the groups of flags that both programs have.
 
     Args:
         config: of either program.
         mode: what is done.
-        steps: that the run has in all; 0 where epochs decide.
-        steps_flag: the flag that gives them.
-        skips_evaluation: the flag that is given to evaluate nothing, if it is.
         found: the data set as it is, if one is given.
 
     Raises:
@@ -383,12 +346,13 @@ def check_common(
         fault = "is slow at --pruning_method" if pruning.pruning_method else "cannot draw for --mixup_alpha"
         raise refuse_flag(f"--enable_xla: XLA {fault}", "leave one of them out")
     _check_data(config.data, mode, found)
-    check_modes(config, mode, checkpoint=config.run.checkpoint, steps=steps, steps_flag=steps_flag)
+    check_modes(config, mode, checkpoint=config.run.checkpoint, steps=config.run.steps, steps_flag="--steps")
     for name in ("max_frames", "save"):
         if mode != "predict" and getattr(config.use, name) != getattr(UseFlags, name):
             raise refuse_flag(f"--{name}: is for --mode predict; mode is {mode}")
     if not config.use.save:
         raise refuse_flag("--save: names nothing to write", "give images, json or csv")
+    skips_evaluation = "no_evaluate" if report.no_evaluate else None
     if config.data.use_fake_data:
         skips_evaluation = "use_fake_data"
     if report.target or report.patience:

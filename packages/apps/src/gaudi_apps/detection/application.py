@@ -22,7 +22,7 @@ from gaudi_apps.detection.detections import OpenedDetector, make_export_preproce
 from gaudi_apps.detection.plan import fit_choices, make_plan
 from gaudi_apps.inference.exported_models import CheckedExport, choose_export, open_model
 from gaudi_apps.runtime.errors import warn
-from gaudi_apps.runtime.settings import Distribution, RunSettings, make_device_settings
+from gaudi_apps.runtime.settings import Distribution, RunSettings, make_device_settings, make_run_settings
 from gaudi_apps.runtime.tensorflow import TensorFlow
 from gaudi_apps.training.application import Application, ReduceStatistics, Restored, check_source
 from gaudi_apps.training.checkpoint import BEST, CHECKPOINTS, Checkpoint, ModelConfig, load_chosen
@@ -264,27 +264,19 @@ def make_settings(config: SSDConfig, distribution: Distribution) -> RunSettings:
     """Make the settings of a run."""
     run, device, report = config.run, config.device, config.report
     has_truth = not (config.data.use_fake_data or config.data.static)
-    return RunSettings(
-        device=make_device_settings(config, distribution, intra_threads=device.threads, inter_threads=device.threads),
-        model_dir=find_copy(run.model_dir),
-        clean=run.clean,
+    return make_run_settings(
+        config,
+        make_device_settings(config, distribution, intra_threads=device.threads, inter_threads=device.threads),
+        distribution,
         checkpoint=find_checkpoint(run),
-        keep_checkpoints=report.keep_ckpt_max,
-        checkpoint_minutes=report.save_checkpoints_minutes,
-        log_every=report.log_steps,
         summary_every=report.save_summary_steps,
         profiled_steps=parse_step_range(report.profile),
-        draws_input=report.vis_dataloader,
         weights=config.network.weights,
         target=report.target,
         patience=report.patience,
         evaluates=has_truth and (report.eval_epochs > 0 or not report.no_evaluate),
         reports_scores=not report.no_evaluate,
-        steps=run.steps,
         kills=run.kills,
-        distribution=distribution,
-        callbacks=config.run.callbacks,
-        log_to=config.run.log_to,
         minutes=config.recipe.minutes,
         reports_best=config.recipe.data is not None,
     )

@@ -22,7 +22,7 @@ from gaudi_apps.mxnet.config import SSDMXNetConfig, find_profiled_steps
 from gaudi_apps.mxnet.evaluation import AsyncEvaluation, MXNetEvaluator
 from gaudi_apps.mxnet.framework import MXNet
 from gaudi_apps.mxnet.plan import find_coco_files, make_plan
-from gaudi_apps.runtime.settings import DeviceSettings, Distribution, RunSettings
+from gaudi_apps.runtime.settings import DeviceSettings, Distribution, RunSettings, make_run_settings
 from gaudi_apps.training.application import Application, ReduceStatistics, Restored, check_source, keep_if_it_fits
 from gaudi_apps.training.callbacks import Checkpoints, Evaluation, Heartbeat
 from gaudi_apps.training.checkpoint import ModelConfig
@@ -259,31 +259,24 @@ def make_settings(config: SSDMXNetConfig, distribution: Distribution) -> RunSett
             environment = {CYCLE_VARIABLE: os.environ.get(CYCLE_VARIABLE, "1"), **distribution.environment}
             distribution = replace(distribution, environment=environment)
     validates = run.mode == "train_val" and not config.data.use_fake_data
-    return RunSettings(
-        device=DeviceSettings(
-            device=config.device.device,
-            dtype=config.device.precision,
-            seed=run.seed,
-            local_rank=distribution.rank_info.local_rank,
-            is_rank=distribution.rank_info.size > 1,
-        ),
-        model_dir=find_copy(run.model_dir),
-        clean=run.clean,
+    device = DeviceSettings(
+        device=config.device.device,
+        dtype=config.device.precision,
+        seed=run.seed,
+        local_rank=distribution.rank_info.local_rank,
+        is_rank=distribution.rank_info.size > 1,
+    )
+    return make_run_settings(
+        config,
+        device,
+        distribution,
         checkpoint=run.checkpoint,
-        keep_checkpoints=report.keep_ckpt_max,
-        checkpoint_minutes=report.save_checkpoints_minutes,
-        log_every=report.log_steps,
         summary_every=report.log_steps,
         profiled_steps=find_profiled_steps(config),
-        draws_input=report.vis_dataloader,
         weights=config.schedule.weights,
         target=report.target_map / 100,
         evaluates=validates,
         reports_scores=validates,
-        steps=run.steps,
-        distribution=distribution,
-        callbacks=config.run.callbacks,
-        log_to=config.run.log_to,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from gaudi_datasets.fetching.stores import find_copy
 from gaudi_distributed.cluster.rank_info import RankInfo
 from gaudi_distributed.comm.opening import CommunicationOptions
 from gaudi_distributed.devices.machine import count_processors
@@ -158,6 +159,25 @@ def make_device_settings(
         checks_shapes=device.check_static_shapes,
         compiles_steps=device.enable_xla,
         recomputes=device.recompute,
+    )
+
+
+def make_run_settings(config: Any, device: DeviceSettings, distribution: Distribution, **others: Any) -> RunSettings:
+    """Make the settings of a run for one rank, from flags that all programs have, and others by their names."""
+    run, report = config.run, config.report
+    return RunSettings(
+        device=device,
+        model_dir=find_copy(run.model_dir),
+        clean=run.clean,
+        keep_checkpoints=report.keep_ckpt_max,
+        checkpoint_minutes=report.save_checkpoints_minutes,
+        log_every=report.log_steps,
+        draws_input=report.vis_dataloader,
+        steps=run.steps,
+        callbacks=run.callbacks,
+        log_to=run.log_to,
+        distribution=distribution,
+        **others,
     )
 
 
