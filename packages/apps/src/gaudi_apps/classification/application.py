@@ -21,7 +21,7 @@ from gaudi_apps.runtime.tensorflow import TensorFlow
 from gaudi_apps.training.application import Application, ReduceStatistics, Restored, check_source
 from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.plan import Plan
-from gaudi_apps.training.recipe import NO_RECIPE, Length, Recipe, describe_found
+from gaudi_apps.training.recipe import NO_RECIPE, Length, Recipe
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
 from gaudi_datasets.errors import MissingInputError
 from gaudi_datasets.fetching.stores import find_copy, is_url
@@ -85,12 +85,7 @@ class ClassificationApplication(Application):
     @property
     def rate_needs_length(self) -> bool:
         """Tell whether the learning rate depends on the last step."""
-        return self.train_config.rate.needs_length
-
-    def describe_data(self) -> tuple[str, ...]:
-        """Return what was recognised in --data, and what was left out."""
-        found = self.open_found()
-        return () if found is None else describe_found(self.train_config.recipe.data, found)
+        return self.train_config.rate.kind in ("cosine", "polynomial")
 
     def change_flags(self, values: Mapping[str, Any]) -> None:
         """Replace values of flags by name."""

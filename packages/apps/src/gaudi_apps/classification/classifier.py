@@ -130,7 +130,9 @@ class Classifier:
     @classmethod
     def open(cls, found: CheckedExport | Trained, path: str | os.PathLike[str]) -> Classifier:
         """Open what `gaudi_apps.inference.predictor.read_model` found at a path; raises as `load` does."""
-        _require_classifier(name_model(found), path)
+        if name_model(found) not in CLASSIFIERS:
+            remedy = "use a run or an export of a classifier"
+            raise DataError("names no classifier as its model", path=path, remedy=remedy)
         if isinstance(found, CheckedExport):
             return _ExportedClassifier(found)
         weights, metadata = found
@@ -220,12 +222,6 @@ class _ExportedClassifier(Classifier):
         probabilities = self._export.compute([*np.asarray(images)])[PROBABILITIES]
         right = np.take_along_axis(probabilities, np.asarray(labels)[:, np.newaxis], axis=1)[:, 0]
         return *self.classify(images), -np.log(np.maximum(right, np.finfo(np.float32).tiny))
-
-
-def _require_classifier(model: str | None, path: str | os.PathLike[str]) -> None:
-    """Raise DataError unless a model is a classifier."""
-    if model not in CLASSIFIERS:
-        raise DataError("names no classifier as its model", path=path, remedy="use a run or an export of a classifier")
 
 
 PREDICTIONS, TABLE = "predictions.json", "predictions.csv"

@@ -215,15 +215,8 @@ def analyse(predictions: Predictions, class_names: Sequence[str]) -> dict[str, A
         inside = places == place
         count = int(inside.sum())
         means = [float(values[inside].mean()) if count else 0.0 for values in (scores, right)]
-        bins.append(
-            {
-                "low": place / NUM_BINS,
-                "high": (place + 1) / NUM_BINS,
-                "score": means[0],
-                "right": means[1],
-                "count": count,
-            }
-        )
+        ends = {"low": place / NUM_BINS, "high": (place + 1) / NUM_BINS}
+        bins.append({**ends, "score": means[0], "right": means[1], "count": count})
     gaps = [one["count"] * abs(one["score"] - one["right"]) for one in bins]
     return {
         "data": {"images": len(right), "images_total": predictions.images_total, "classes": len(class_names)},

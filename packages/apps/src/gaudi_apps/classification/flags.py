@@ -219,11 +219,6 @@ class ScheduleConfig:
     cycle_decay: float = 0.5
     fractional_decay: bool = True
 
-    @property
-    def needs_length(self) -> bool:
-        """Tell whether the rate depends on the last step, so that a run cannot be prolonged."""
-        return self.kind in ("cosine", "polynomial")
-
     def for_version(self, version: int) -> ScheduleConfig:
         """Return the rate by a version of the rules, see `gaudi_apps.training.plan`."""
         return self if version > 1 else replace(self, drop_delay=0, cycle_decay=1.0, fractional_decay=False)

@@ -66,11 +66,8 @@ class LaunchReport:
         """Return lines of text."""
         text = "".join(f"launch: {note}\n" for note in self.notes)
         for line in self.lines:
-            ranks = (
-                f"rank {line.first_rank}"
-                if line.first_rank == line.last_rank
-                else (f"ranks {line.first_rank} to {line.last_rank}")
-            )
+            first, last = line.first_rank, line.last_rank
+            ranks = f"rank {first}" if first == last else f"ranks {first} to {last}"
             way = f", by way of {shlex.join(line.reach)}" if line.reach else ""
             text += f"{ranks} on {', '.join(line.hosts)}{way}:\n  {shlex.join(line.argv)}\n"
         return text

@@ -27,7 +27,7 @@ from gaudi_apps.runtime.tensorflow import TensorFlow
 from gaudi_apps.training.application import Application, ReduceStatistics, Restored, check_source
 from gaudi_apps.training.checkpoint import BEST, CHECKPOINTS, Checkpoint, ModelConfig, load_chosen
 from gaudi_apps.training.plan import Plan
-from gaudi_apps.training.recipe import NO_RECIPE, Length, Recipe, describe_found
+from gaudi_apps.training.recipe import NO_RECIPE, Length, Recipe
 from gaudi_apps.training.trainer import TrainableTask, TrainingData
 from gaudi_datasets.errors import FlagError
 from gaudi_datasets.fetching.stores import find_copy
@@ -62,11 +62,6 @@ class SSDApplication(Application):
     def rate_needs_length(self) -> bool:
         """A cosine ends at the last step; steps of the rate do not depend on it."""
         return self.config.schedule.lr_schedule == "cosine"
-
-    def describe_data(self) -> tuple[str, ...]:
-        """Return what was recognised in --data, and what was left out."""
-        found = self.open_found()
-        return () if found is None else describe_found(self.config.recipe.data, found)
 
     def open_found(self) -> DetectionData | None:
         """Open what --data names."""

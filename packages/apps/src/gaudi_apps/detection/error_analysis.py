@@ -250,19 +250,12 @@ def _count_errors(
 ) -> dict[int, tuple[int, int]]:
     """Count false alarms and misses of each image at a threshold."""
     status = statuses["dt_status"]
-    hits: dict[int, int] = {}
-    alarms: dict[int, int] = {}
+    hits, alarms = Counter[int](), Counter[int]()
     for number, one in enumerate(found, 1):
         if number in status and one["score"] >= threshold:
-            counts = hits if status[number] == "tp" else alarms
-            counts[one["image_id"]] = counts.get(one["image_id"], 0) + 1
-    truth: dict[int, int] = {}
-    for box in boxes:
-        truth[box["image_id"]] = truth.get(box["image_id"], 0) + 1
-    errors = {
-        image_id: (alarms.get(image_id, 0), truth.get(image_id, 0) - hits.get(image_id, 0))
-        for image_id in {*alarms, *truth}
-    }
+            (hits if status[number] == "tp" else alarms)[one["image_id"]] += 1
+    truth = Counter[int](box["image_id"] for box in boxes)
+    errors = {image_id: (alarms[image_id], truth[image_id] - hits[image_id]) for image_id in {*alarms, *truth}}
     return {image_id: pair for image_id, pair in errors.items() if any(pair)}
 
 

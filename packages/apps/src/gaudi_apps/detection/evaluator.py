@@ -258,8 +258,8 @@ class TruthImages:
             drawn = draw_errors(image, outcomes, self._names, max_boxes=self._max_boxes)
             path = name_image(folder, example.file_name, example.image_id, ".png", paths)
             found = f"score {threshold:.2f} and above: {outcomes.describe()}"
-            title = f"{_base_name(example)}: truth"
-            write_image(path, compare_images(truth, drawn, left_title=title, right_title=found))
+            name = example.file_name.rpartition("/")[2] or f"image {example.image_id}"
+            write_image(path, compare_images(truth, drawn, left_title=f"{name}: truth", right_title=found))
             paths.append(path)
         return paths
 
@@ -302,7 +302,3 @@ def _group(records: Sequence[Mapping[str, Any]]) -> dict[int, list[Mapping[str, 
     for record in records:
         by_image.setdefault(record["image_id"], []).append(record)
     return by_image
-
-
-def _base_name(example: DetectionExample) -> str:
-    return example.file_name.rpartition("/")[2] or f"image {example.image_id}"

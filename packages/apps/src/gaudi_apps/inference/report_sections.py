@@ -80,7 +80,8 @@ def list_figures(run: RunFiles) -> Rows:
     """List the metrics of ``evaluation.json`` that stand at the top."""
     names = ("AP", "AP50", "AP75", "AR100") if is_detection(run) else ("top_1", "top_5", "loss")
     figures = read_figures(run)
-    rows = [(name, format_figure(figures[name])) for name in names if name in figures]
+    shown = [(name, figures[name]) for name in names if name in figures]
+    rows = [(name, "-" if value is None else f"{value:.4f}") for name, value in shown]  # a dash: it is not defined
     if "threshold" in run.analysis:
         rows.append(("best threshold", f"{run.analysis['threshold']:.2f}"))
     images, total = run.evaluation.get("images"), run.evaluation.get("images_total")
@@ -100,11 +101,6 @@ def read_figures(run: RunFiles) -> dict[str, float | None]:
     if is_detection(run):
         return dict(run.evaluation["figures"])
     return {name: run.evaluation[name] for name in ("top_1", "top_5", "loss") if name in run.evaluation}
-
-
-def format_figure(value: float | None) -> str:
-    """Format a metric with four digits; a dash for one that is not defined."""
-    return "-" if value is None else f"{value:.4f}"
 
 
 def draw_training(run: RunFiles) -> list[tuple[str, Markup]]:

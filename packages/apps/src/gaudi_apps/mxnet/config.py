@@ -385,11 +385,7 @@ def _check_modes(config: SSDMXNetConfig) -> None:
         raise refuse_flag(f"--checkpoint {run.checkpoint}: is for --mode {which}; mode is {run.mode}")
     if run.clean and run.mode not in (*TRAINING, "plan"):
         raise refuse_flag(f"--clean: is for --mode train, train_val and plan; mode is {run.mode}")
-    for_training = {
-        "--dry_run": run.dry_run,
-        "--submission": run.submission,
-        "--mlperf": config.mlperf.mlperf,
-    }
+    for_training = {"--dry_run": run.dry_run, "--submission": run.submission, "--mlperf": config.mlperf.mlperf}
     for flag, is_given in for_training.items():
         if is_given and run.mode not in TRAINING:
             raise refuse_flag(f"{flag}: is for --mode train and train_val; mode is {run.mode}")

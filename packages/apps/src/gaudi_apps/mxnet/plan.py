@@ -10,12 +10,7 @@ from rich.console import Console
 
 from gaudi_apps.cli.launch import LaunchReport
 from gaudi_apps.detection.config import COCO_CLASSES, COCO_TRAIN_IMAGES
-from gaudi_apps.detection.plan import (
-    IMAGES_OF_BASE_RATE,
-    describe_annotations,
-    describe_plan,
-    describe_records,
-)
+from gaudi_apps.detection.plan import IMAGES_OF_BASE_RATE, describe_annotations, describe_plan, describe_records
 from gaudi_apps.mxnet.config import MXNetHorovodFlags, ScheduleFlags, SSDMXNetConfig
 from gaudi_apps.training.plan import (
     CURRENT,

@@ -37,7 +37,7 @@ from gaudi_apps.training.run_dir import RunFolder, read_initial_weights
 from gaudi_datasets.fetching.stores import is_url
 from gaudi_distributed import Communicator, SingleProcess, apply_environment
 from gaudi_distributed.cluster.rendezvous import RendezvousClient
-from gaudi_distributed.comm.communicator import SumOfGroup, allreduce_within
+from gaudi_distributed.comm.communicator import allreduce_within
 from gaudi_distributed.comm.opening import communication_environment, open_communicator, verify_consistent
 from gaudi_ops.files import open_regular_file, read_file, read_text
 from gaudi_ops.program import say
@@ -188,11 +188,10 @@ class Session:
 
     def build_task(self, model_config: ModelConfig, *, averages: bool) -> TrainableTask:
         """Build a network by its configuration, with new weights, that trains with the other ranks."""
+        group = self.settings.distribution.batch_norm_group
+        reduction = allreduce_within(self.communicator, group) if group > 1 else None
         task = self.app.build_task(
-            model_config,
-            averages=averages,
-            communicator=self.communicator,
-            reduce_statistics=self._find_reduction(),
+            model_config, averages=averages, communicator=self.communicator, reduce_statistics=reduction
         )
         if self.settings.device.checks_shapes or self.app.framework.needs_static_shapes():
             task.guard_shapes()
@@ -243,10 +242,6 @@ class Session:
         share_state(self.communicator, task)
         return task, found["model_config"], RunState.from_json(found["step"], found["run_state"])
 
-    def _find_reduction(self) -> SumOfGroup | None:
-        group = self.settings.distribution.batch_norm_group
-        return allreduce_within(self.communicator, group) if group > 1 else None
-
     def select_checkpoints(self) -> list[Path]:
         """List the folders of the checkpoints that --checkpoint names, in the order of steps.
 
@@ -257,10 +252,7 @@ class Session:
 
     def load_selected(self) -> Checkpoint:
         """Load the checkpoint that --checkpoint names; the newest is the newest one that can be read."""
-        return self._load(self.settings.checkpoint or "newest")
-
-    def _load(self, which: str) -> Checkpoint:
-        return load_chosen(self.model_dir, which, warn)
+        return load_chosen(self.model_dir, self.settings.checkpoint or "newest", warn)
 
     def restore_reported(self) -> Restored:
         """Build the network that a training reports, in this process: with --data the best one, else the newest."""
@@ -274,7 +266,7 @@ class Session:
         it was trained by --data, else the newest.
         """
         which = self.app.find_used_checkpoint()
-        restored = self._restore(self._load(which))
+        restored = self._restore(load_chosen(self.model_dir, which, warn))
         named = f", the {which} one" * (not which.isdecimal())
         say(f"{self.model_dir}: checkpoint of step {restored.step}{named}", error=True)
         return restored

@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar, cast
 
 from gaudi_apps.cli.flag_rules import list_flags
 from gaudi_apps.runtime.errors import refuse_flag
 from gaudi_apps.training.checkpoint import BEST, CHECKPOINTS, CheckpointFolder, find_checkpoints, find_run_checkpoint
 from gaudi_apps.training.plan import CURRENT
-from gaudi_apps.training.recipe import CHECKED, NO_RECIPE, RECIPE, SPLIT, STARTED, Length, Recipe
+from gaudi_apps.training.recipe import CHECKED, NO_RECIPE, RECIPE, SPLIT, STARTED, Length, Recipe, describe_found
 from gaudi_datasets.documents import load_yaml
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.fetching.stores import is_url
@@ -231,8 +231,9 @@ class Application(ABC):
             )
 
     def describe_data(self) -> tuple[str, ...]:
-        """Return lines for the user about the data, once it is open."""
-        return ()
+        """Return what was recognised in --data, and what was left out."""
+        found, config = self.open_found(), cast(Any, self.config)
+        return () if found is None else describe_found(config.recipe.data, found)
 
     def open_found(self) -> SplitData[Any] | None:
         """Open the data set of --data as it is, once in a process; None without the flag."""

@@ -157,16 +157,13 @@ class KerasTask(ABC):
         """
         own_finite = _are_finite(scalars["loss"], 0.0, gradients)
         gradients = self._communicator.allreduce(gradients, compressed=True)
-        statistics = self._find_statistics()
+        # The moving statistics that a forward pass changes; those of frozen layers stay.
+        statistics = [one for layer in self.model.layers if layer.trainable for one in layer.non_trainable_variables]
         means = self._communicator.allreduce([*scalars.values(), self._votes.read_value(), *statistics])
         for variable, mean in zip(statistics, means[len(scalars) + 1 :], strict=True):
             variable.assign(mean)
         averaged = dict(zip([*scalars, "votes"], means, strict=False))
         return gradients, {**averaged, "own_finite": own_finite}
-
-    def _find_statistics(self) -> list[Any]:
-        """List the moving statistics that a forward pass changes; those of frozen layers stay."""
-        return [one for layer in self.model.layers if layer.trainable for one in layer.non_trainable_variables]
 
     def update(self, gradients: Sequence[Any], learning_rate: Any) -> None:
         """Update weights, counters and average, inside the graph."""
@@ -364,10 +361,11 @@ def replay_steps(
         used = {name: _take(name, values, given.get(name)) for name, values in batch.items()}
         outputs, scalars, gradients = open_step(used, learning_rate(number - 1), reference(number, "output"))
         after = _read_weights(task.model)
+        losses = sorted(scalars.items(), key=lambda item: item[0] == "loss")  # which is the sum of its parts, last
         yield [
             *(make_tensor(number, "batch", name, _to_array(values)) for name, values in sorted(batch.items())),
             *list_outputs(number, outputs, before if number == 1 else {}),
-            *(make_tensor(number, "loss", name, values) for name, values in _with_total_last(scalars)),
+            *(make_tensor(number, "loss", name, values) for name, values in losses),
             *(make_tensor(number, "gradient", name, values, layer) for name, layer, values in gradients),
             *_list_updates(number, before, after),
         ]
@@ -468,11 +466,6 @@ def _read_weights(model: Any) -> Weights:
         layer.name: [(variable_name(variable), _to_array(variable)) for variable in layer.variables]
         for layer in model.layers
     }
-
-
-def _with_total_last(scalars: Mapping[str, Array]) -> list[tuple[str, Array]]:
-    """Sort the loss after its parts, of which it is the sum."""
-    return sorted(scalars.items(), key=lambda item: item[0] == "loss")
 
 
 def _to_array(values: Any) -> Array:
