@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from gaudi_apps.detection.outputs import DetectionFiles, DetectionResults, make_
 from gaudi_apps.inference.media import InputImage, Preprocessor, VideoWriter
 from gaudi_apps.inference.predictor import predict_files
 from gaudi_datasets.detection.coco import Category
-from gaudi_datasets.errors import FlagError
+from gaudi_datasets.errors import FlagError, UnsafeError
 from gaudi_ops.program import say
 
 PREPROCESSOR = make_preprocessor(300)
@@ -84,7 +85,7 @@ def test_every_kind_of_output(
     assert np.abs(red.astype(int).mean(axis=(0, 1)) - [0, 0, 255]).max() < 5  # OpenCV reads BGR
     assert len(json.loads((out / "detections.json").read_text())) == 3
     named = ["detections.json", "files.json", "labels/", "classes.txt", "detections.csv", "crops/"]
-    assert ", ".join(results.files).split(", ") == named
+    assert results.files == named
     assert all((out / name).exists() for name in named)
     # Once more, in place of what is there.
     run(network, files, out, save=EVERYTHING)
@@ -217,6 +218,37 @@ def test_what_an_earlier_prediction_left_is_removed_and_nothing_else(
     assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["labels"]
     assert (out / "labels" / "2.txt").read_text() == "corrected by hand"
     assert (tmp_path / "other.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["labels/1.txt", "classes.txt", "1.png.png", "crops/blue"])
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_file_that_is_not_as_a_prediction_wrote_it_is_not_replaced(
+    oracle: Callable[..., Any], truth: dict[int, Any], image_dir: Path, tmp_path: Path, name: str, is_written: bool
+) -> None:
+    network, out = oracle(truth), tmp_path / "out"
+    if is_written:
+        run(network, [image_dir / "2.png"], out, save=EVERYTHING)
+        run(network, [image_dir / "1.png"], out, save=("json",) if name == "crops/blue" else EVERYTHING)
+    (out / name).parent.mkdir(parents=True, exist_ok=True)
+    (out / name).write_text("mine")
+    before = {file: (out / file).read_bytes() for file in list_files(out)}
+    with pytest.raises(UnsafeError) as refused:
+        run(network, [image_dir / "1.png"], out, save=EVERYTHING)
+    assert (refused.value.path, refused.value.exit_status) == (str(out / name), 77)
+    assert "--output_dir" in (refused.value.remedy or "")
+    assert {file: (out / file).read_bytes() for file in list_files(out)} == before
+
+
+def test_a_name_that_is_taken_is_told_before_the_network_computes(image_dir: Path, tmp_path: Path) -> None:
+    def detect(images: Any) -> Any:
+        raise AssertionError
+
+    (tmp_path / "files.json").mkdir()
+    make_results = partial(DetectionResults, categories=CATEGORIES, score_threshold=0.3)
+    with pytest.raises(UnsafeError) as refused:
+        predict_files(detect, [image_dir / "1.png"], PREPROCESSOR, make_results, tmp_path, batch_size=1, strict=False)
+    assert refused.value.path == str(tmp_path / "files.json")
+    assert list(tmp_path.iterdir()) == [tmp_path / "files.json"]
 
 
 def test_names_that_are_long_or_no_text_end_no_prediction(

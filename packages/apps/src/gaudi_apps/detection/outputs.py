@@ -71,8 +71,8 @@ class DetectionFiles:
     @property
     def names(self) -> list[str]:
         """Names of the files and folders that are written."""
-        names = {"txt": f"{LABELS}/, {CLASSES}", "csv": CSV, "crops": f"{CROPS}/"}
-        return [name for kind, name in names.items() if kind in self._kinds]
+        names = (("txt", f"{LABELS}/"), ("txt", CLASSES), ("csv", CSV), ("crops", f"{CROPS}/"))
+        return [name for kind, name in names if kind in self._kinds]
 
     def add(self, image: InputImage, rows: Rows, track_ids: npt.NDArray[np.int32] | None = None) -> None:
         """Write the detections of an image, boxes in 0..1, labels from 1 and scores, best first."""

@@ -11,12 +11,11 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
@@ -31,7 +30,7 @@ from gaudi_apps.inference.visualizer import Image, write_image
 from gaudi_apps.runtime.errors import StopRequest, require_argument
 from gaudi_apps.training.checkpoint import BEST, find_run_checkpoint, load_checkpoint
 from gaudi_apps.training.run_dir import fetch_weights
-from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.errors import DataError, MissingInputError, UnsafeError
 from gaudi_datasets.output_files import take_name, write_json
 from gaudi_datasets.program import count_things, make_console
 from gaudi_models.weights import LoadReport, WeightsFile, WeightsMetadata, assign_weights, read_weights
@@ -111,23 +110,20 @@ class Results(ABC):
 
     def _write_drawn(self, image: InputImage, drawn: Image) -> str:
         """Write a PNG, or add a frame to the video of the file; return the name of the file."""
+        find_name = partial(take_name, image.path.name, image.image_id, self._taken)
         if image.frame is None:
-            path = self.folder / f"{self._free_name(image)}.png"  # the whole name before it: a.jpg and a.png are two
+            path = self.folder / f"{find_name()}.png"  # the whole name before it: a.jpg and a.png are two
             write_image(path, drawn)
             return path.name
         if self._video is None or self._video[0] != image.path:
             self._close_video()
-            self._video = image.path, VideoWriter(self.folder / self._free_name(image), image.rate)
+            self._video = image.path, VideoWriter(self.folder / find_name(), image.rate)
         return self._video[1].write(drawn).name
 
     def _close_video(self) -> None:
         if self._video is not None:
             (_, writer), self._video = self._video, None
             writer.close()
-
-    def _free_name(self, image: InputImage) -> str:
-        """Return the file's name, followed by the image id or the next free number if the name is taken."""
-        return take_name(image.path.name, image.image_id, self._taken)
 
 
 def find_inputs(inputs: Sequence[str], output_dir: Path) -> list[Source]:
@@ -178,6 +174,7 @@ def predict_files(
 
     Raises:
         DataError: no file can be used, or `strict` is set and a file is bad.
+        UnsafeError: a result would take the place of a file of others, or of one that was changed.
         OSError: the results cannot be written.
     """
     places = {path: place for place, path in enumerate(files, 1)}
@@ -185,6 +182,7 @@ def predict_files(
     asked = contextlib.nullcontext() if stop is None else stop  # which is false until a signal comes
     with staging_folder(output_dir) as draft, FileProgress(len(files)) as progress, asked, ExitStack() as stack:
         with make_results(draft) as results:
+            _require_free(results.files, output_dir)  # what is known before the work
 
             def skip(image_id: int, path: Source, error: Exception) -> None:
                 if strict or (len(files) == 1 and isinstance(path, Address) and not results.images):
@@ -318,33 +316,41 @@ MANIFEST = ".predictions.json"
 
 
 def _publish(draft: Path, output_dir: Path) -> None:
-    """Move the files of a folder, and of those in it, to another one, in place of those of an earlier prediction.
+    """Move the files of a folder, and of those in it, to another one; nothing is moved where `_require_free` raises.
 
-    Of the others in that folder, the files that an earlier prediction wrote and nobody has changed are removed.
+    Of what is there, the files that an earlier prediction wrote and nobody has changed are removed.
     """
-    paths = sorted(draft.rglob("*"))
-    files = {path.relative_to(draft).as_posix(): _mark_file(path) for path in paths if path.is_file()}
-    earlier, root = _read_manifest(output_dir / MANIFEST), output_dir.resolve()
-    write_json(output_dir / MANIFEST, earlier | files)  # both, should this be interrupted
-    for path in paths:
-        target = output_dir / path.relative_to(draft)
-        if path.is_dir():
-            target.mkdir(exist_ok=True)
-        else:
-            publish_file(path, target)
-    for name in earlier.keys() - files.keys():
+    paths = {path.relative_to(draft).as_posix() + "/" * path.is_dir(): path for path in sorted(draft.rglob("*"))}
+    files = {name: _mark_file(path) for name, path in paths.items() if not name.endswith("/")}
+    earlier, root = _require_free(paths, output_dir), output_dir.resolve()
+    for name, mark in earlier.items():
         path = root / name
         is_own = path.resolve() == path and path.is_relative_to(root) and path.is_file()
-        if is_own and _mark_file(path) == earlier[name]:
+        if is_own and _mark_file(path) == mark:
             path.unlink()
             for parent in Path(name).parents[:-1]:
                 with contextlib.suppress(OSError):  # not empty
                     (root / parent).rmdir()
-    write_json(output_dir / MANIFEST, files)
+    write_json(output_dir / MANIFEST, files)  # before they are there, should this be interrupted
+    for name in files:
+        (output_dir / name).parent.mkdir(parents=True, exist_ok=True)
+        publish_file(draft / name, output_dir / name)
+
+
+def _require_free(names: Iterable[str], output_dir: Path) -> dict[str, Any]:
+    """Return what an earlier prediction wrote; raise UnsafeError where others have the name of a file or a folder/."""
+    earlier = _read_manifest(output_dir / MANIFEST)
+    for name in names:
+        path = output_dir / name
+        is_folder = name.endswith("/")
+        if os.path.lexists(path) and not (path.is_dir() if is_folder else earlier.get(name) == _mark_file(path)):
+            remedy = "give another --output_dir, or move it away"
+            raise UnsafeError("is there, and not as a prediction wrote it", path=path, remedy=remedy)
+    return earlier
 
 
 def _mark_file(path: Path) -> list[int]:
-    found = path.stat()
+    found = path.lstat()
     return [found.st_size, found.st_mtime_ns]
 
 
@@ -362,9 +368,6 @@ def _name_file(image_id: int, path: Source) -> dict[str, Any]:
     return {"id": image_id, "file_name": path.name, "path": str(path)}
 
 
-SECONDS_BETWEEN_LINES = 10.0
-
-
 class FileProgress:
     """Show progress on standard error, so that standard output has results only.
 
@@ -374,9 +377,7 @@ class FileProgress:
         seconds_between_lines: between two plain lines where there is no terminal.
     """
 
-    def __init__(
-        self, total: int, *, console: Console | None = None, seconds_between_lines: float = SECONDS_BETWEEN_LINES
-    ) -> None:
+    def __init__(self, total: int, *, console: Console | None = None, seconds_between_lines: float = 10.0) -> None:
         self._total = total
         self._console = console or make_console(stderr=True, soft_wrap=True)
         self._seconds, self._last_line = seconds_between_lines, time.monotonic()
@@ -399,9 +400,7 @@ class FileProgress:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar:
             self._bar.stop()
 
