@@ -146,6 +146,12 @@ def test_an_integer_is_an_id_and_a_text_first_a_name() -> None:
     assert "8 (7)" in (refused.value.remedy or "")
 
 
+def test_a_name_of_several_classes_is_that_of_all_of_them() -> None:
+    categories = (*CATEGORIES, Category(11, "red"), Category(13, "7"))
+    for given, labels in (("red", {1, 3}), ((7, "blue"), {1, 2}), (("7",), {4}), ("11", {3})):
+        assert find_labels(given, categories) == frozenset(labels)
+
+
 @pytest.mark.parametrize(
     ("given", "suggested"), [("Reds", "red"), ("bleu", "blue"), ("8", "red (7)"), ("elephant", "blue (9)")]
 )

@@ -258,24 +258,23 @@ def make_supervision(
 
 
 def find_labels(classes: str | int | Sequence[str | int], categories: Sequence[Category]) -> frozenset[int] | None:
-    """Find the labels of classes; None where none is given. An integer is the id of a category, a text first a name.
+    """Find the labels of classes; None where none is given. An integer is an id, a text first a name, maybe of several.
 
     Raises:
         FlagError: a class is none of the detector's.
     """
-    by_name = {one.name: label for label, one in enumerate(categories, 1)}
-    by_id = {str(one.id): label for label, one in enumerate(categories, 1)}
-    labels = set()
+    labels = set[int]()
     for given in [classes] if isinstance(classes, str | int | np.integer) else classes:
-        names, text = {} if isinstance(given, int | np.integer) else by_name, str(given)  # bools are ints and no ids
-        label = names.get(text) or by_id.get(text)
-        if label is None:
-            nearest = difflib.get_close_matches(text.lower(), [name.lower() for name in names], n=3, cutoff=0.5)
-            known = [name for name in names if name.lower() in nearest]
+        text, names = str(given), [] if isinstance(given, int | np.integer) else [one.name for one in categories]
+        named = {label for label, name in enumerate(names, 1) if name == text}  # bools are ints and no ids
+        found = named or {label for label, one in enumerate(categories, 1) if str(one.id) == text}
+        if not found:
+            nearest = difflib.get_close_matches(text.lower(), {name.lower() for name in names}, n=3, cutoff=0.5)
+            known = [name for name in dict.fromkeys(names) if name.lower() in nearest]
             listed = known or [f"{one.name} ({one.id})" for one in categories[:20]]
             remedy = f"did you mean {' or '.join(known)}?" if known else f"give one of {', '.join(listed)}"
             raise FlagError(f"--classes {given}: is no class of the detector", flag="--classes", remedy=remedy)
-        labels.add(label)
+        labels |= found
     return frozenset(labels) or None
 
 
