@@ -21,7 +21,7 @@ from gaudi_apps.detection.detector import DetectorExport, run_export
 from gaudi_apps.detection.evaluator import DetectionEvaluator
 from gaudi_apps.inference import exporter
 from gaudi_apps.inference.converters import Agreement, ExportedNetwork, run_exported, write_tflite
-from gaudi_apps.inference.exported_models import list_manifests, open_exported
+from gaudi_apps.inference.exported_models import open_exported, read_manifests
 from gaudi_apps.inference.exporter import (
     Export,
     ExportRequest,
@@ -232,7 +232,11 @@ def test_smaller_exports_are_scored_beside_the_network(
     }
     report_exports(smaller_exports, 3)
     assert "onnx-int8" in capsys.readouterr().out
-    assert [one["kind"] for one in list_manifests(folder.parent)] == ["onnx-int8", "tflite-fp16", "tflite-int8"]
+    assert [one["kind"] for one in read_manifests(folder.parent).values()] == [
+        "onnx-int8",
+        "tflite-fp16",
+        "tflite-int8",
+    ]
 
 
 def test_tflite_of_8_bits_has_its_convolutions_in_them_but_for_those_of_boxes(

@@ -23,7 +23,7 @@ from gaudi_apps.detection.agreement import DetectionArrays, compare_detections
 from gaudi_apps.detection.detector import Detector, DetectorExport, run_export
 from gaudi_apps.detection.evaluator import DetectionEvaluator
 from gaudi_apps.inference.converters import run_exported
-from gaudi_apps.inference.exported_models import ExportedModel, list_manifests, open_exported
+from gaudi_apps.inference.exported_models import ExportedModel, open_exported, read_manifests
 from gaudi_apps.inference.exporter import ExportRequest, NetworkModel
 from gaudi_apps.inference.quantization import AccuracyBound, write_openvino
 from gaudi_apps.inference.report_page import tabulate
@@ -172,7 +172,7 @@ def test_what_the_processor_does_not_compute_is_not_evaluated(run: Path) -> None
     """OpenVINO takes the hint of bfloat16 everywhere, and computes in float32 where the processor has none."""
     import openvino
 
-    manifests = {one["kind"]: one for one in list_manifests(run)}
+    manifests = {one["kind"]: one for one in read_manifests(run).values()}
     path = run / "export" / "openvino-bf16" / "model.xml"
     hint = {"INFERENCE_PRECISION_HINT": "bf16"}
     computed = openvino.Core().compile_model(str(path), "CPU", hint).get_property("INFERENCE_PRECISION_HINT")

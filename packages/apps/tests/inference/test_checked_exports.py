@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gaudi_apps.inference import exported_models
-from gaudi_apps.inference.exported_models import choose_export
+from gaudi_apps.inference.exported_models import choose_export, open_model
 from gaudi_apps.inference.exporter import list_kinds
 from gaudi_apps.inference.predictor import find_export, read_model
 from gaudi_datasets.errors import DataError, MissingInputError
@@ -79,6 +79,21 @@ def test_the_fastest_checked_export_of_the_checkpoint_is_chosen_and_named(
     assert chosen is not None
     assert chosen.folder == run / "export" / kind
     assert kind in capsys.readouterr().err
+
+
+def test_an_export_is_run_from_the_folder_that_it_is_in(run: Path) -> None:
+    folder = run / "export" / "onnx-v1"
+    (run / "export" / "onnx").rename(folder)
+    chosen = choose_export(run, "a", "onnxruntime")
+    assert chosen is not None
+    assert (chosen.folder, chosen.format) == (folder, "onnx")
+    chosen.manifest["sha256"]["model.onnx"] = "0" * 64
+    for content in (None, b"other"):
+        if content is not None:
+            (folder / "model.onnx").write_bytes(content)
+        with pytest.raises(DataError) as caught:
+            open_model(chosen, bytes)
+        assert caught.value.path == str(folder / "model.onnx")
 
 
 def test_the_network_is_used_where_nothing_faster_was_checked(run: Path, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ Only a SavedModel imports TensorFlow.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import os
@@ -22,7 +21,7 @@ import numpy.typing as npt
 from gaudi_datasets.errors import DataError, MissingInputError, import_extra
 from gaudi_datasets.program import count_things
 from gaudi_distributed.devices.machine import count_processors, name_processor
-from gaudi_ops.files import read_file, read_text
+from gaudi_ops.files import hash_file, read_file, read_text
 from gaudi_ops.program import say
 
 if TYPE_CHECKING:
@@ -391,7 +390,7 @@ def choose_export(model_dir: Path, sha256: str, runtime: RuntimeFlag, which: str
         import_runtime(name)
     best = _find_fastest(_list_usable(model_dir, sha256, runtime))
     if best is None and runtime != "auto":
-        manifests = [one for one in list_manifests(model_dir) if one.get("checkpoint") == sha256]
+        manifests = [one for one in read_manifests(model_dir).values() if one.get("checkpoint") == sha256]
         reasons = "".join(sorted({f" ({one['not_evaluated']})" for one in manifests if "not_evaluated" in one}))
         wrong = f"--runtime {runtime}: no export for it was evaluated for this checkpoint{reasons}"
         remedy = f"run --mode export --checkpoint {which} --export_format {FORMATS[runtime]}"
@@ -446,7 +445,7 @@ def _list_usable(model_dir: Path, sha256: str, runtime: RuntimeFlag) -> list[Che
 
 def require_weights(path: Path) -> Path:
     """Return a path; raise DataError where it is the folder of an export that is run from the folder of its run."""
-    for kind in (str(one.get("kind")) for one in list_manifests(path, MANIFEST)):
+    for kind in (str(one.get("kind")) for one in read_manifests(path, MANIFEST).values()):
         if kind != "safetensors":
             runtime = RUNTIMES.get(kind.partition("-")[0])
             given = f", with --runtime {runtime}, in Python runtime={runtime!r}" if runtime else ""
@@ -454,16 +453,16 @@ def require_weights(path: Path) -> Path:
     return path
 
 
-def list_manifests(folder: Path, pattern: str = f"{FOLDER}/*/{MANIFEST}") -> list[dict[str, Any]]:
-    """List the export.json of the exports in the folder of a run; those that cannot be read are told and left out."""
-    found = []
+def read_manifests(folder: Path, pattern: str = f"{FOLDER}/*/{MANIFEST}") -> dict[Path, dict[str, Any]]:
+    """Read the export.json of each export in the folder of a run; those that cannot be read are told and left out."""
+    found: dict[Path, dict[str, Any]] = {}
     for path in sorted(folder.glob(pattern)):
         try:
             manifest = read_manifest(path.parent)
         except (OSError, TypeError, ValueError, RecursionError):
             say(f"{path}: cannot be read, so this export is left out", error=True)
         else:
-            found += [manifest] if manifest.get("format") == FORMAT else []
+            found |= {path.parent: manifest} if manifest.get("format") == FORMAT else {}
     return found
 
 
@@ -474,11 +473,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def _list_checked(model_dir: Path, sha256: str) -> list[CheckedExport]:
     found = []
-    for manifest in list_manifests(model_dir):
+    for folder, manifest in read_manifests(model_dir).items():  # a folder may have been renamed
         name = str(manifest.get("kind", "")).partition("-")[0]
         is_checked = {"evaluation", "speed", "image_size", "classes", "sha256"} <= manifest.keys()
         if name in RUNTIMES and is_checked and sha256 and manifest.get("checkpoint") == sha256:
-            export = CheckedExport(model_dir / FOLDER / manifest["kind"], RUNTIMES[name], manifest)
+            export = CheckedExport(folder, RUNTIMES[name], manifest)
             try:
                 _ = export.rate, export.machine, export.network_rate, str(export), dict(manifest["sha256"])
                 found.append(export)
@@ -495,6 +494,7 @@ def open_model(export: CheckedExport, prepare: Prepare, threads: int = 0, batch_
         MissingExtraError: the runtime is not installed.
     """
     for file, sha256 in export.manifest["sha256"].items():
-        if hashlib.sha256(read_file(export.folder / file)).hexdigest() != sha256:
-            raise DataError("is not as it was exported", path=export.folder / file, remedy="export it again")
+        path = export.folder / file
+        if not path.is_file() or hash_file(path) != sha256:
+            raise DataError("is not as it was exported", path=path, remedy="export it again")
     return open_exported(export.folder, export.format, export.manifest["precision"], prepare, threads, batch_size)

@@ -18,7 +18,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gaudi_apps.inference import report_sections as sections
-from gaudi_apps.inference.exported_models import list_manifests, read_manifest
+from gaudi_apps.inference.exported_models import read_manifest, read_manifests
 from gaudi_apps.inference.report_charts import COLOURS, Line, draw_lines, show_text
 from gaudi_apps.inference.report_sections import RunFiles, read_run
 from gaudi_apps.training.reports import smooth
@@ -104,7 +104,7 @@ def make_report(run: RunFiles) -> str:
         "confusion": attempt("Confusion", sections.tabulate_confusion, run, use="confusion" in run.analysis),
         "tide": attempt("Kinds of error", sections.draw_tide, run, use="tide" in run.analysis),
         "calibration": attempt("Calibration", sections.draw_calibration, run, use="calibration" in run.analysis),
-        "exports": attempt("Exports", lambda: tabulate(list_manifests(run.folder))),
+        "exports": attempt("Exports", lambda: tabulate([*read_manifests(run.folder).values()])),
         "threshold": run.analysis.get("threshold"),
         "ece": attempt("Calibration", lambda: run.analysis["calibration"]["ece"], use="calibration" in run.analysis),
         "images": attempt("Images", sections.list_images, run, missing, use="worst" in run.analysis),
