@@ -99,10 +99,15 @@ def test_a_generator_is_read_by_batches(detector: Detector, image_dir: Path) -> 
 
 
 def test_a_video_gives_its_frames(detector: Detector, image_dir: Path, tmp_path: Path) -> None:
-    writer = VideoWriter(tmp_path / "clip", 10)
+    (tmp_path / "[1]").mkdir()
+    writer = VideoWriter(tmp_path / "[1]" / "clip", 10)
     for number in range(1, 6):
         path = writer.write(np.asarray(cv2.imread(str(image_dir / f"{number}.png"))[:, :, ::-1], np.uint8))
     writer.close()
+    for folder in (path.parent, f"{tmp_path}/*/*.*"):
+        listed = detector.predict(folder)
+        assert [one.frame for one in listed] == list(range(5))
+        assert isinstance(listed, list)
     found = detector.predict(path)
     assert not isinstance(found, list)
     frames = list(found)

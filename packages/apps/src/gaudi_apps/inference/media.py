@@ -404,9 +404,9 @@ def predict_images(
 
     if isinstance(images, str | os.PathLike):
         sources = find_files([os.fspath(images)])
-        if len(sources) == 1 and is_video(sources[0]):
-            return run(sources)
         is_single = not isinstance(sources[0], Path) or sources[0] == Path(os.path.expanduser(images))  # noqa: PTH111
+        if is_single and is_video(sources[0]):
+            return run(sources)
         return next(run(sources)) if is_single else list(run(sources))
     is_one_array = isinstance(images, np.ndarray) and images.ndim != 4
     if isinstance(images, bytes | PIL.Image.Image | InputImage) or is_one_array:
