@@ -385,6 +385,14 @@ def make_folders(root: Path, *names: str) -> list[str]:
     return list(names)
 
 
+def test_a_video_that_comes_twice_is_followed_from_new() -> None:
+    tracker, numbers = Tracker(), []
+    rows = np.zeros((1, 4), np.float32), np.ones(1, np.int32), np.array([0.9], np.float32)
+    for frame in (0, 1, 2, 0, 1, 2):
+        numbers.append(tracker.follow("clip", frame, 30, np.array([[0, 0, 100, 100]], np.float32), rows).tolist())
+    assert numbers == [[1]] * 3 + [[2]] * 3
+
+
 @pytest.mark.parametrize("score", [0.31, 0.36, 0.9])
 @pytest.mark.parametrize("step", [0, 10])
 def test_each_listed_object_gets_a_number_from_its_second_frame_on(score: float, step: int) -> None:

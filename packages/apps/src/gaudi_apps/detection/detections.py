@@ -312,7 +312,7 @@ class Tracker:
         numbers = np.zeros(len(boxes_xyxy), np.int32)
         if frame is None:
             return numbers
-        if video != self._video:
+        if video != self._video or frame == 0:
             self._video, self._tracks, self._shift = video, _make_byte_track(rate), self._last
         labels, scores = rows[1], rows[2]
         found = make_supervision(boxes_xyxy, labels, np.maximum(scores, _LEAST_TRACKED_SCORE), [""] * len(labels))
