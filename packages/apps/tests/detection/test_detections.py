@@ -48,7 +48,17 @@ def test_category_ids_may_be_an_array(oracle: Callable[..., Any], truth: dict[in
 
 
 @pytest.mark.parametrize(
-    "make", [str, Path, Path.read_bytes, lambda path: decode_image(path.read_bytes()), PIL.Image.open]
+    "make",
+    [
+        *(
+            str,
+            Path,
+            Path.read_bytes,
+            lambda path: bytearray(path.read_bytes()),
+            lambda path: memoryview(path.read_bytes()),
+        ),
+        *(lambda path: decode_image(path.read_bytes()), PIL.Image.open),
+    ],
 )
 def test_one_image_gives_one_result(detector: Detector, image_dir: Path, make: Callable[[Path], Any]) -> None:
     found = detector.predict(make(image_dir / "2.png"), batch_size=8)
@@ -167,6 +177,10 @@ def test_other_inputs_are_refused(detector: Detector, image_dir: Path, tmp_path:
         ([None], DataError),
         (b"no image", DataError),
         (7, TypeError),
+        (io.BytesIO(b"no image"), TypeError),
+        ((image_dir / "1.png").open("rb"), TypeError),
+        ("", MissingInputError),
+        ([""], MissingInputError),
     ]
     for images, error in cases:
         with pytest.raises(error):
@@ -177,14 +191,16 @@ def test_other_inputs_are_refused(detector: Detector, image_dir: Path, tmp_path:
     for name, value in wrong:
         with pytest.raises(ValueError, match=f"{name} is {value!r}"):
             detector.predict(image_dir, **{name: value})
-    with pytest.raises(FlagError) as unknown:
-        detector.predict(image_dir, classes=["bleu"])
-    assert unknown.value.flag == "--classes"
-    assert "blue" in (unknown.value.remedy or "")
+    unknown: list[Any] = [["bleu"], b"blue", [b"blue"]]
+    for classes in unknown:
+        with pytest.raises(FlagError) as refused:
+            detector.predict(image_dir, classes=classes)
+        assert refused.value.flag == "--classes"
+        assert "blue" in (refused.value.remedy or "")
 
 
 def test_classes_are_chosen_by_name_and_by_id(detector: Detector, image_dir: Path) -> None:
-    for classes, count in (((), 5), (["red"], 2), ([9], 3), (["9", "red"], 5), ("red", 2)):
+    for classes, count in (((), 5), (None, 5), (["red"], 2), ([9], 3), (["9", "red"], 5), ("red", 2)):
         assert sum(map(len, detector.predict(image_dir, classes=classes))) == count
 
 

@@ -264,7 +264,7 @@ def find_labels(classes: str | int | Sequence[str | int], categories: Sequence[C
         FlagError: a class is none of the detector's.
     """
     labels = set[int]()
-    for given in [classes] if isinstance(classes, str | int | np.integer) else classes:
+    for given in [classes] if isinstance(classes, str | bytes | int | np.integer) else classes:
         text, names = str(given), [] if isinstance(given, int | np.integer) else [one.name for one in categories]
         named = {label for label, name in enumerate(names, 1) if name == text}  # bools are ints and no ids
         found = named or {label for label, one in enumerate(categories, 1) if str(one.id) == text}
@@ -273,7 +273,7 @@ def find_labels(classes: str | int | Sequence[str | int], categories: Sequence[C
             known = [name for name in dict.fromkeys(names) if name.lower() in nearest]
             listed = known or [f"{one.name} ({one.id})" for one in categories[:20]]
             remedy = f"did you mean {' or '.join(known)}?" if known else f"give one of {', '.join(listed)}"
-            raise FlagError(f"--classes {given}: is no class of the detector", flag="--classes", remedy=remedy)
+            raise FlagError(f"--classes {text}: is no class of the detector", flag="--classes", remedy=remedy)
         labels |= found
     return frozenset(labels) or None
 

@@ -170,6 +170,8 @@ def read_images(
 def _expand(text: str) -> list[Source]:
     if (address := addresses.parse_address(text)) is not None:
         return [address]
+    if not text:
+        raise MissingInputError("an empty path names nothing", remedy="give '.' for the current folder")
     path = Path(os.path.expanduser(text))  # noqa: PTH111 - which leaves ~x where there is no user x
     if path.exists() and not path.is_dir():
         return [path]
@@ -361,7 +363,8 @@ def make_batches(
         yield batch
 
 
-ImageInput: TypeAlias = str | os.PathLike[str] | bytes | npt.NDArray[np.uint8] | PIL.Image.Image | InputImage
+Encoded: TypeAlias = bytes | bytearray | memoryview
+ImageInput: TypeAlias = str | os.PathLike[str] | Encoded | npt.NDArray[np.uint8] | PIL.Image.Image | InputImage
 Images: TypeAlias = ImageInput | Iterable[ImageInput]
 Result = TypeVar("Result")
 
@@ -387,7 +390,7 @@ def predict_images(
         and addresses it holds as long as it is there.
 
     Raises:
-        ValueError: the batch size is below 1.
+        ValueError: the batch size is below 1; TypeError: the images are an open file, or of another type.
         GaudiError: an input cannot be read; an iterator raises it where it comes to it, after the results before.
     """
     require_argument("batch_size", batch_size, bounds=(1, math.inf))
@@ -409,12 +412,12 @@ def predict_images(
             return run(sources)
         return next(run(sources)) if is_single else list(run(sources))
     is_one_array = isinstance(images, np.ndarray) and images.ndim != 4
-    if isinstance(images, bytes | PIL.Image.Image | InputImage) or is_one_array:
+    if isinstance(images, Encoded | PIL.Image.Image | InputImage) or is_one_array:
         return next(run([images]))
     if isinstance(images, list | tuple | np.ndarray):
         return list(run(images))
-    if not isinstance(images, Iterable):
-        raise TypeError(f"images are {type(images).__name__}; give paths, arrays, PIL images, or an iterable of them")
+    if not isinstance(images, Iterable) or hasattr(images, "read"):  # an open file would give its lines
+        raise TypeError(f"images are {type(images).__name__}; give paths, bytes, arrays, PIL images or many of them")
     return run(images)
 
 
@@ -428,8 +431,8 @@ def read_given(image: Any, prepare: Preprocessor) -> Iterator[InputImage]:
     """
     if isinstance(image, InputImage):
         yield image
-    elif isinstance(image, bytes):
-        yield _make_from_encoded(check_image(image, "the image").encoded, Path(), prepare)
+    elif isinstance(image, Encoded):
+        yield _make_from_encoded(check_image(bytes(image), "the image").encoded, Path(), prepare)
     elif isinstance(image, str | os.PathLike):
         for source in find_files([os.fspath(image)]):
             yield from _read_source(source, prepare)
