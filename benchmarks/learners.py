@@ -68,28 +68,33 @@ class Ours:
 
     def __init__(self, data: Path, output: Path, seed: int, flags: str = "") -> None:
         self.name = f"{self.program} {flags}".strip()
-        self.settings = f"the recipe of `--data`, with the network that `--minutes` chooses; seed {seed}"
+        self.settings = f"the recipe of `--data`, with the network and the batch that `--minutes` chooses; seed {seed}"
         self.folder, self._truth = output / make_file_name(self.name), output / "data" / "test.json"
         self._command = [sys.executable, "-m", f"gaudi_apps.{self.program}", f"--data={data}", f"--seed={seed}"]
         self._command += shlex.split(flags)
         self._measured: dict[str, Any] = {}
 
     def prepare(self, minutes: float) -> None:
-        """Measure the start, steps, evaluations and the end by a short run, with the network of `--minutes`."""
+        """Measure start, steps, evaluations and the end by a short run, with the network and batch of `--minutes`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         words = [*self._command, "--mode=plan", "--json", f"--minutes={minutes}"]
         done = subprocess.run(words, capture_output=True, text=True, check=False, env=make_variables(ours=True))
         if done.returncode:
             raise TrainingError(f"the plan failed: {done.stderr.strip()[-200:]}")
         plan = json.loads(done.stdout)
-        network, per_epoch = self.read_network(plan), plan["steps_per_epoch"]
-        folder = self.folder / f"measured_{network}"
+        network, batch, per_epoch = self.read_network(plan), plan["global_batch"], plan["steps_per_epoch"]
+        chosen = {self.network: network, "--batch_size": batch}
+        words = [f"{flag}={value}" for flag, value in chosen.items() if not self._gives(flag)]
+        folder = self.folder / f"measured_{network}_{batch}"
         path = folder.with_suffix(".json")
         if not path.exists():
             marks: dict[int, float] = {}
             flags = [f"--steps={STEPS}", f"--eval_epochs={count_epochs(EVERY, per_epoch)}", *self.measured_flags]
-            seconds = self._run(network, flags, folder, partial(mark_step, marks))
-            document = {"network": network, "steps_per_epoch": per_epoch, "seconds": seconds, "marks": marks}
+            seconds = self._run([*words, *flags], folder, partial(mark_step, marks))
+            document = {
+                "network": network, "batch": batch, "chosen": words, "steps_per_epoch": per_epoch, "seconds": seconds,
+                "marks": marks,
+            }  # fmt: skip
             path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         self._measured = json.loads(path.read_text(encoding="utf-8"))
 
@@ -100,8 +105,10 @@ class Ours:
         per_epoch = measured["steps_per_epoch"]
         length = fit_steps(60 * minutes, marks, measured["seconds"], per_epoch)
         flags = [f"--steps={length.steps}", f"--eval_epochs={count_epochs(length.evaluation_steps, per_epoch)}"]
-        schedule = f"{measured['network']}, {length.steps} steps, {length.steps / per_epoch:.3g} epochs"
-        return self._run(measured["network"], flags, folder), schedule
+        schedule = (
+            f"{measured['network']}, {length.steps} steps of {measured['batch']}, {length.steps / per_epoch:.3g} epochs"
+        )
+        return self._run([*measured["chosen"], *flags], folder), schedule
 
     def score(self, folder: Path) -> dict[str, float]:
         """Score what the program detected on the test images, at the end of its training."""
@@ -119,10 +126,11 @@ class Ours:
         """Return the network of a plan."""
         return str(plan["network"]["backbone"])
 
-    def _run(self, network: str, flags: Sequence[str], folder: Path, read_line: ReadLine | None = None) -> float:
+    def _gives(self, flag: str) -> bool:
+        return any(word.partition("=")[0] == flag for word in self._command)
+
+    def _run(self, flags: Sequence[str], folder: Path, read_line: ReadLine | None = None) -> float:
         command = [*self._command, *flags, f"--model_dir={folder}", "--clean"]
-        if not any(word.startswith(self.network) for word in self._command):
-            command.append(f"{self.network}={network}")
         return run(command, folder.with_suffix(".log"), make_variables(ours=True), read_line)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -319,6 +320,33 @@ def test_selection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             learning.parse([*words, flag, *more])
         assert end.value.code == 2
         assert flag in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "chosen"),
+    [("", ["--backbone=resnet18", "--batch_size=2"]), ("--batch_size 2", ["--backbone=resnet18"])],
+)
+def test_our_program_has_the_network_and_the_batch_of_its_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, chosen: list[str]
+) -> None:
+    plan = {"network": {"backbone": "resnet18"}, "global_batch": 2, "steps_per_epoch": 103}
+    done = subprocess.CompletedProcess([], 0, json.dumps(plan), "")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    commands: list[list[str]] = []
+
+    def run(command: list[str], log: Path, variables: Any, read_line: Any = None) -> float:
+        commands.append(command)
+        for step in range(1, 25 if read_line else 1):
+            read_line(f"step {step}/24  loss 9", lambda step=step: 10.0 + step)
+        return 40.0
+
+    monkeypatch.setattr("benchmarks.learners.run", run)
+    ours = Ours(tmp_path, tmp_path, 0, flags)
+    ours.prepare(5.0)
+    _, schedule = ours.train(5.0, tmp_path / "run")
+    assert schedule.split(", ")[:2] == ["resnet18", f"{commands[1][-4].removeprefix('--steps=')} steps of 2"]
+    for command in commands:
+        assert [word for word in command if word.startswith(("--backbone", "--batch_size="))] == chosen
 
 
 def test_only_test_images_are_scored(tmp_path: Path) -> None:
