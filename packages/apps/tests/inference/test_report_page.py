@@ -221,6 +221,18 @@ def test_runs_are_compared(make_run: Callable[..., Path], tmp_path: Path) -> Non
     assert (tmp_path / "new" / "page.html").read_text(encoding="utf-8") == html
 
 
+def test_a_detector_and_a_classifier_are_not_compared(copied: Path, tmp_path: Path) -> None:
+    other, page = Path(shutil.copytree(copied, tmp_path / "other")), tmp_path / "page.html"
+    (other / "evaluation.json").unlink()
+    write_comparison([copied, other], page)
+    page.unlink()
+    classes = [{"name": "cat", "accuracy": 0.5}]
+    (other / "evaluation.json").write_text(json.dumps({"step": 1, "top_1": 0.5, "classes": classes}))
+    with pytest.raises(FlagError) as refused:
+        write_comparison([copied, other], page)
+    assert (refused.value.flag, page.exists()) == ("run_dirs", False)
+
+
 def test_classes_of_one_name_are_told_apart(make_run: Callable[..., Path]) -> None:
     folder = make_run(images=12, names=["crack", "crack", "dent"], files=["a"])
     run = read_run(folder)

@@ -107,10 +107,8 @@ class ObjectDetections:
         Raises:
             DataError: the image is not known, or cannot be read any more.
         """
-        known = [one.name for one in self.categories]
-        names = known or self._name_labels()
-        pixels = self._read()
-        return PIL.Image.fromarray(draw_detections(pixels, self.boxes_yxyx, self.labels, self.scores, names))
+        names = [one.name for one in self.categories] or self._name_labels()
+        return PIL.Image.fromarray(draw_detections(self._read(), self.boxes_yxyx, self.labels, self.scores, names))
 
     def crops(self) -> list[PIL.Image.Image]:
         """Cut the objects out of the image, each of at least one pixel, in the order of the detections.
@@ -139,8 +137,7 @@ class ObjectDetections:
         Raises:
             MissingExtraError: supervision is not installed.
         """
-        boxes, labels, tracks = self.boxes_xyxy, self.labels, self.track_ids
-        return make_supervision(boxes, labels, self.scores, self.names, tracks)
+        return make_supervision(self.boxes_xyxy, self.labels, self.scores, self.names, self.track_ids)
 
     def _repr_html_(self) -> str:
         """Return the drawn image, small, and a table for a notebook."""

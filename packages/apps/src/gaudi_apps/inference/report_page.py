@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -66,12 +66,15 @@ def write_comparison(folders: Sequence[Path], page: Path) -> None:
 
     Raises:
         MissingInputError, DataError, UnsafeError: as by `write_report`.
-        FlagError: there are too few or too many runs.
+        FlagError: there are too few or too many runs, or they are of detectors and of classifiers.
     """
     if not 2 <= len(folders) <= MAX_RUNS:
         raise FlagError(f"{len(folders)} given: must be 2 to {MAX_RUNS} runs", flag="run_dirs")
+    runs = [read_run(folder) for folder in folders]
+    if len({sections.is_detection(run) for run in runs if run.evaluation}) > 1:
+        raise FlagError("detectors and classifiers have other metrics; compare them apart", flag="run_dirs")
     page.parent.mkdir(parents=True, exist_ok=True)
-    _write(page, make_comparison([read_run(folder) for folder in folders]))
+    _write(page, make_comparison(runs))
 
 
 def _write(page: Path, html: str) -> None:
@@ -208,12 +211,11 @@ def _read_class_scores(run: RunFiles) -> dict[str, float | None]:
     return {name: one[score] for name, one in itertools.islice(named, sections.SHOWN_CLASSES)}
 
 
-def _align(columns: Iterable[Mapping[str, Any]], compare: bool = False) -> list[tuple[str, list[Any], Any]]:
+def _align(columns: Sequence[Mapping[str, Any]], compare: bool = False) -> list[tuple[str, list[Any], Any]]:
     """Return a row for each name: the value in each column, None where it has none, and the best one if they differ."""
-    listed = list(columns)
     rows = []
-    for name in dict.fromkeys(name for column in listed for name in column):
-        values = [column.get(name) for column in listed]
+    for name in dict.fromkeys(name for column in columns for name in column):
+        values = [column.get(name) for column in columns]
         known = [value for value in values if isinstance(value, int | float)]
         best = (min if name == "loss" else max)(known) if compare and len(set(known)) > 1 else None
         rows.append((str(name), values, best))
