@@ -29,7 +29,7 @@ from gaudi_apps.cli.flag_rules import Switch, fixed, list_idle, resume_safe
 from gaudi_apps.cli.flags import RecipeFlags
 from gaudi_apps.cli.launch import choose_batch, share_batch
 from gaudi_apps.cli.program import Program
-from gaudi_apps.runtime.errors import refuse_flag
+from gaudi_apps.runtime.errors import flag_error
 from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.training.plan import CURRENT, find_version_in
 from gaudi_apps.training.recipe import (
@@ -153,18 +153,18 @@ def validate(config: ResNetConfig) -> None:
     """Raise FlagError for the first flag whose value breaks a rule of its own or of another flag."""
     run, training = config.run, config.training
     if training.base_lr is not None and _find_schedule(config) == "cyclical":
-        raise refuse_flag("--base_lr: a cyclical schedule has none", "give --maximal_learning_rate instead")
+        raise flag_error("--base_lr: a cyclical schedule has none", "give --maximal_learning_rate instead")
     if not training.maximal_learning_rate > training.initial_learning_rate:
-        raise refuse_flag(
+        raise flag_error(
             f"--maximal_learning_rate {training.maximal_learning_rate:g}: must be above --initial_learning_rate, "
             f"{training.initial_learning_rate:g}"
         )
     if SAME_MODELS.get(training.model, training.model) not in CLASSIFIERS:
-        raise refuse_flag(f"--model {training.model}: is none of {', '.join([*SAME_MODELS, *CLASSIFIERS])}")
+        raise flag_error(f"--model {training.model}: is none of {', '.join([*SAME_MODELS, *CLASSIFIERS])}")
     if training.fine_tune and run.mode == "train" and not training.weights:
-        raise refuse_flag("--fine_tune: needs --weights, the weights that give the features")
+        raise flag_error("--fine_tune: needs --weights, the weights that give the features")
     if config.report.enable_checkpoint_and_export and config.data.use_fake_data:
-        raise refuse_flag("--enable_checkpoint_and_export: an export is checked on images, so give --data_dir")
+        raise flag_error("--enable_checkpoint_and_export: an export is checked on images, so give --data_dir")
     check_common(config, run.mode, config.recipe.data)
 
 

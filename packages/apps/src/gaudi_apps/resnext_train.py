@@ -26,7 +26,7 @@ from gaudi_apps.cli.flag_rules import Switch, fixed, list_idle, resume_safe
 from gaudi_apps.cli.flags import SummarySteps
 from gaudi_apps.cli.launch import share_batch
 from gaudi_apps.cli.program import Program
-from gaudi_apps.runtime.errors import refuse_flag
+from gaudi_apps.runtime.errors import flag_error
 from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.training.plan import CURRENT, find_version_in
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
@@ -152,15 +152,15 @@ def validate(config: ResNeXtConfig) -> None:
     run, training, report = config.run, config.training, config.report
     mode = find_mode(config)
     if run.eval_only and run.mode not in ("train", "eval"):
-        raise refuse_flag(f"--eval_only: contradicts --mode {run.mode}", "leave one of them out")
+        raise flag_error(f"--eval_only: contradicts --mode {run.mode}", "leave one of them out")
     for name in {*_list_hooks(report)} - {"", *map(str.lower, HOOKS)}:
-        raise refuse_flag(f"--hooks {name}: must be among {', '.join(HOOKS)}")
+        raise flag_error(f"--hooks {name}: must be among {', '.join(HOOKS)}")
     if f"{training.model_type}{training.resnet_size}" not in CLASSIFIERS:
-        raise refuse_flag(f"--resnet_size {training.resnet_size}: a resnext has 50, 101 or 152")
+        raise flag_error(f"--resnet_size {training.resnet_size}: a resnext has 50, 101 or 152")
     if training.fine_tune and mode == "train" and not training.weights:
-        raise refuse_flag("--fine_tune: needs --weights, whose features the head is trained on")
+        raise flag_error("--fine_tune: needs --weights, whose features the head is trained on")
     if report.export_dir is not None and config.data.use_fake_data:
-        raise refuse_flag("--export_dir: an export is checked on images, so give --data_dir")
+        raise flag_error("--export_dir: an export is checked on images, so give --data_dir")
     check_common(config, mode)
 
 

@@ -12,7 +12,7 @@ from gaudi_apps.cli.launch import become_launcher
 from gaudi_apps.cli.program import Program
 from gaudi_apps.detection.config import SSDConfig
 from gaudi_apps.mxnet.config import FORMER_FLAGS, TRAINING, SSDMXNetConfig, validate
-from gaudi_apps.runtime.errors import refuse_flag
+from gaudi_apps.runtime.errors import flag_error
 from gaudi_apps.runtime.settings import Distribution
 from gaudi_datasets.arguments import FormerFlagError, list_options, split_word
 from gaudi_datasets.errors import FlagError
@@ -61,7 +61,7 @@ class SSDMXNetTrain(Program):
             return
         system = config.schedule.system
         if system is not None:
-            raise refuse_flag(f"--system {system}: with --submission SYSTEM names it", "leave one of them out")
+            raise flag_error(f"--system {system}: with --submission SYSTEM names it", "leave one of them out")
         # The last one counts: the ranks train, whatever the words before it and the file of --config say.
         become_launcher(["--submission", "--", self.prog, *arguments, "--no_submission"])
 

@@ -10,7 +10,7 @@ from tyro.conf import arg
 from gaudi_apps.cli import flag_rules, flags
 from gaudi_apps.cli.flag_rules import Switch, check_bounds, fixed, per_rank, require_alone, resume_safe
 from gaudi_apps.cli.flags import USING, DistributionFlags, ParityFlags, RecipeFlags, ScalingFlags, check_modes
-from gaudi_apps.runtime.errors import refuse_flag
+from gaudi_apps.runtime.errors import flag_error
 from gaudi_apps.runtime.settings import Distribution, RunSettings, ThreadFlag, make_device_settings, make_run_settings
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
 
@@ -336,17 +336,17 @@ def check_common(config: ClassifierConfig, mode: str, found: str | None = None) 
     _check_pruning(pruning)
     if pruning.pruning_method and config.run.ema_decay:
         reason = "the average of --ema_decay would keep what is pruned"
-        raise refuse_flag(f"--pruning_method: {reason}", "leave one of them out")
+        raise flag_error(f"--pruning_method: {reason}", "leave one of them out")
     if config.device.enable_xla and (config.training.mixup_alpha or pruning.pruning_method):
         fault = "is slow at --pruning_method" if pruning.pruning_method else "cannot draw for --mixup_alpha"
-        raise refuse_flag(f"--enable_xla: XLA {fault}", "leave one of them out")
+        raise flag_error(f"--enable_xla: XLA {fault}", "leave one of them out")
     _check_data(config.data, mode, found)
     check_modes(config, mode, checkpoint=config.run.checkpoint, steps=config.run.steps, steps_flag="--steps")
     for name in ("max_frames", "save"):
         if mode != "predict" and getattr(config.use, name) != getattr(UseFlags, name):
-            raise refuse_flag(f"--{name}: is for --mode predict; mode is {mode}")
+            raise flag_error(f"--{name}: is for --mode predict; mode is {mode}")
     if not config.use.save:
-        raise refuse_flag("--save: names nothing to write", "give images, json or csv")
+        raise flag_error("--save: names nothing to write", "give images, json or csv")
     skips_evaluation = "no_evaluate" if report.no_evaluate else None
     if config.data.use_fake_data:
         skips_evaluation = "use_fake_data"
@@ -356,17 +356,17 @@ def check_common(config: ClassifierConfig, mode: str, found: str | None = None) 
         if report.eval_epochs == 0 and not (found and skips_evaluation):
             remedy = "give --eval_epochs above 0"
         if remedy:
-            raise refuse_flag("--target and --patience: need evaluations", remedy)
+            raise flag_error("--target and --patience: need evaluations", remedy)
     flag_rules.parse_step_range(config.report.profile, "profile")
 
 
 def _check_pruning(given: PruningFlags) -> None:
     """Check that steps and sparsities rise."""
     if given.pruning_end_step <= given.pruning_begin_step:
-        raise refuse_flag(f"--pruning_end_step {given.pruning_end_step}: must be above --pruning_begin_step")
+        raise flag_error(f"--pruning_end_step {given.pruning_end_step}: must be above --pruning_begin_step")
     if given.pruning_method and given.pruning_initial_sparsity > given.pruning_final_sparsity:
         sparsity = f"--pruning_initial_sparsity {given.pruning_initial_sparsity:g}"
-        raise refuse_flag(f"{sparsity}: is above --pruning_final_sparsity")
+        raise flag_error(f"{sparsity}: is above --pruning_final_sparsity")
 
 
 def _check_data(data: DataFlags, mode: str, found: str | None) -> None:
@@ -378,14 +378,14 @@ def _check_data(data: DataFlags, mode: str, found: str | None) -> None:
     folders = {"data_dir": data.data_dir, "jpeg_data_dir": data.jpeg_data_dir}
     given = next((f"--{flag} {folder}" for flag, folder in folders.items() if folder is not None), "")
     if data.use_fake_data and given:
-        raise refuse_flag(f"--use_fake_data: contradicts {given}", "leave one of them out")
+        raise flag_error(f"--use_fake_data: contradicts {given}", "leave one of them out")
     if not data.train_splits:
-        raise refuse_flag("--train_splits: names nothing", "give one or more, as train")
+        raise flag_error("--train_splits: names nothing", "give one or more, as train")
     if mode == "eval" and data.use_fake_data:
-        raise refuse_flag("--mode eval: random images have no truth", "give --data_dir, not --use_fake_data")
+        raise flag_error("--mode eval: random images have no truth", "give --data_dir, not --use_fake_data")
     sized = mode == "plan" and data.num_examples_per_epoch > 0
     if mode not in USING and not (given or data.use_fake_data or sized):
-        raise refuse_flag(f"--mode {mode}: needs --data or --data_dir, with records or folders of classes")
+        raise flag_error(f"--mode {mode}: needs --data or --data_dir, with records or folders of classes")
 
 
 _SEED = "give --seed, the one seed of a run"

@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 
 from tyro.conf import FlagCreatePairsOff
 
-from gaudi_apps.runtime.errors import ConfigFileError, refuse_flag
+from gaudi_apps.runtime.errors import ConfigFileError, flag_error
 from gaudi_datasets.arguments import FormerFlag, list_given, list_typed, name_as_typed, replace_former_flags
 from gaudi_datasets.errors import DataError, FlagError, GaudiError, MissingInputError
 from gaudi_datasets.fetching.stores import check_records_url, is_url, refuse_url, require_plain_url
@@ -238,7 +238,7 @@ def check_bounds(config: Any) -> None:
             if fault is not None:
                 is_long = isinstance(value, int) and not _fits_float(value)
                 shown = f"of {value.bit_length()} bits" if is_long else f"{value:g}"
-                raise refuse_flag(f"--{name} {shown}: {fault}")
+                raise flag_error(f"--{name} {shown}: {fault}")
 
 
 def parse_step_range(text: str, flag: str = "profile") -> range:
@@ -249,12 +249,12 @@ def parse_step_range(text: str, flag: str = "profile") -> range:
     """
     match = re.fullmatch(r"\s*(\d+)\s*,\s*(\d+)\s*", text, re.ASCII)
     if match is None:
-        raise refuse_flag(f"--{flag} {text!r}: must be two steps as in 100,110, or 0,0 for none")
+        raise flag_error(f"--{flag} {text!r}: must be two steps as in 100,110, or 0,0 for none")
     first, last = int(match[1]), int(match[2])
     if first == last == 0:
         return range(0)
     if not 1 <= first <= last:
-        raise refuse_flag(f"--{flag} {text}: must be steps of at least 1, the smaller one first")
+        raise flag_error(f"--{flag} {text}: must be steps of at least 1, the smaller one first")
     return range(first, last + 1)
 
 
@@ -289,7 +289,7 @@ def require_alone(flag: str, value: str, others: Mapping[str, Any]) -> None:
     for name, other in others.items():
         if other:
             shown = "" if other is True else f" {other}"
-            raise refuse_flag(f"--{flag} {value}: contradicts --{name}{shown}", "leave one of them out")
+            raise flag_error(f"--{flag} {value}: contradicts --{name}{shown}", "leave one of them out")
 
 
 def replace_flags(config: Any, values: Mapping[str, Any]) -> Any:
@@ -377,7 +377,7 @@ def _parse(config_class: type[Config], argv: Sequence[str], **options: Any) -> C
             gone = rules[long_form.removeprefix("--")].gone
             for value in values:
                 if word == error.flag and value in gone:
-                    raise refuse_flag(f"{word} {value}: {gone[value]}") from None
+                    raise flag_error(f"{word} {value}: {gone[value]}") from None
         raise
 
 
@@ -421,7 +421,7 @@ def _list_preset(config_class: type[Any], argv: Sequence[str]) -> list[str]:
         if chosen is None:
             continue
         if chosen not in flag.presets:
-            raise refuse_flag(f"--{name} {chosen}: must be one of {', '.join(flag.presets)}")
+            raise flag_error(f"--{name} {chosen}: must be one of {', '.join(flag.presets)}")
         for other, value in flag.presets[chosen].items():
             words += [f"--{other}" if value else f"--no_{other}"] if isinstance(value, bool) else [f"--{other}={value}"]
     return words

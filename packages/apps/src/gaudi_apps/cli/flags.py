@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from tyro.conf import arg
 
 from gaudi_apps.cli.flag_rules import Switch, find_aliases, fixed, per_rank, resume_safe, select_flags
-from gaudi_apps.runtime.errors import refuse_flag
+from gaudi_apps.runtime.errors import flag_error
 from gaudi_apps.runtime.settings import MAX_PARITY_STEPS
 from gaudi_datasets.fetching.stores import DEFAULT_GB
 
@@ -319,55 +319,53 @@ def check_modes(config: Any, mode: str, *, checkpoint: str | None, steps: int, s
     """
     run, use, device = config.run, config.use, config.device
     if mode == "predict" and not use.inference:
-        raise refuse_flag("--mode predict: needs --inference with images, videos or a folder")
+        raise flag_error("--mode predict: needs --inference with images, videos or a folder")
     if mode not in USING and use.inference:
-        raise refuse_flag(f"--inference {use.inference[0]}: is for --mode predict and export; mode is {mode}")
+        raise flag_error(f"--inference {use.inference[0]}: is for --mode predict and export; mode is {mode}")
     recipe = getattr(config, "recipe", RecipeFlags())
     if mode not in USING and recipe.data is None and recipe.val_share != RecipeFlags.val_share:
-        raise refuse_flag(f"--val_share {recipe.val_share:g}: is for --data", "leave it out")
+        raise flag_error(f"--val_share {recipe.val_share:g}: is for --data", "leave it out")
     if run.json and mode not in ("plan", "parity"):
-        raise refuse_flag(f"--json: is for --mode plan and parity; mode is {mode}")
+        raise flag_error(f"--json: is for --mode plan and parity; mode is {mode}")
     if mode == "verify-resume" and not 1 <= run.kills < (steps or math.inf):
-        raise refuse_flag(f"--kills {run.kills}: must be at least 1, and below {steps_flag}")
+        raise flag_error(f"--kills {run.kills}: must be at least 1, and below {steps_flag}")
     named = ("newest", "best", "all") if mode == "eval" else ("newest", "best")
     if not (checkpoint is None or checkpoint in named or checkpoint.isdecimal()):
-        raise refuse_flag(f"--checkpoint {checkpoint}: must be {', '.join(named)} or a step, with --mode {mode}")
+        raise flag_error(f"--checkpoint {checkpoint}: must be {', '.join(named)} or a step, with --mode {mode}")
     if checkpoint not in (None, "newest") and mode not in ("eval", "parity", *USING):
         which = "eval, predict, export and parity"
-        raise refuse_flag(
+        raise flag_error(
             f"--checkpoint {checkpoint}: is for --mode {which}; mode is {mode}",
             "give --mode eval, or --weights with a run to begin from" if mode == "train" else None,
         )
     if run.clean and mode not in ("train", "plan"):
-        raise refuse_flag(f"--clean: is for --mode train and plan; mode is {mode}")
+        raise flag_error(f"--clean: is for --mode train and plan; mode is {mode}")
     check_distribution(config.distribution, config.FORMER_WORKERS)
     check_steps(config.device, config.distribution, mode)
     check_parity(config.parity, mode, select_flags(type(config), "per_side"), find_aliases(type(config)))
     if device.no_hpu and device.device == "hpu":
-        raise refuse_flag("--no_hpu: contradicts --device hpu", "leave one of them out")
+        raise flag_error("--no_hpu: contradicts --device hpu", "leave one of them out")
 
 
 def check_distribution(flags: DistributionFlags, former_workers: int = 1) -> None:
     """Raise FlagError for the first flag that breaks a rule of its own or of another one."""
     strategy = flags.distribution_strategy
     if flags.use_horovod and strategy != "off":
-        raise refuse_flag(f"--use_horovod: contradicts --distribution_strategy {strategy}", "leave one of them out")
+        raise flag_error(f"--use_horovod: contradicts --distribution_strategy {strategy}", "leave one of them out")
     _check_needs(flags, former_workers)
     _check_hosts(flags)
     if flags.num_gpus and flags.hvd_workers not in (0, flags.num_gpus):
-        raise refuse_flag(
-            f"--num_gpus {flags.num_gpus}: contradicts --hvd_workers {flags.hvd_workers}", "leave one out"
-        )
+        raise flag_error(f"--num_gpus {flags.num_gpus}: contradicts --hvd_workers {flags.hvd_workers}", "leave one out")
 
 
 def check_steps(device: DeviceFlags, distribution: DistributionFlags, mode: str) -> None:
     """Raise FlagError for a form of training steps that several processes cannot take together, or not in a mode."""
     if device.enable_xla and distribution.has_engine:
         remedy = "leave it out, or train with one process"
-        raise refuse_flag("--enable_xla: XLA compiles nothing that is sent between processes", remedy)
+        raise flag_error("--enable_xla: XLA compiles nothing that is sent between processes", remedy)
     if device.recompute and (distribution.distributed_bn or mode == "parity"):
         reason = "sends the statistics of --distributed_bn again" if mode != "parity" else "follows no other side"
-        raise refuse_flag(f"--recompute: the second pass {reason}", "leave it out")
+        raise flag_error(f"--recompute: the second pass {reason}", "leave it out")
 
 
 def _check_needs(flags: DistributionFlags, former_workers: int) -> None:
@@ -388,17 +386,17 @@ def _check_needs(flags: DistributionFlags, former_workers: int) -> None:
     )
     for name, is_given, is_met, needed in rules:
         if is_given and not is_met:
-            raise refuse_flag(f"--{name}: is for processes that train together", f"give {needed} too, or leave it out")
+            raise flag_error(f"--{name}: is for processes that train together", f"give {needed} too, or leave it out")
 
 
 def _check_hosts(flags: DistributionFlags) -> None:
     if (flags.worker_hosts is None) != (flags.task_index == -1):
-        raise refuse_flag("--worker_hosts and --task_index: give both or none")
+        raise flag_error("--worker_hosts and --task_index: give both or none")
     count = len((flags.worker_hosts or "").split(","))
     if flags.worker_hosts is not None and not 0 <= flags.task_index < count:
-        raise refuse_flag(f"--task_index {flags.task_index}: must be a place in --worker_hosts, 0 to {count - 1}")
+        raise flag_error(f"--task_index {flags.task_index}: must be a place in --worker_hosts, 0 to {count - 1}")
     if flags.worker_hosts is not None and flags.hvd_workers not in (0, count):
-        raise refuse_flag(f"--hvd_workers {flags.hvd_workers}: contradicts --worker_hosts, which names {count}")
+        raise flag_error(f"--hvd_workers {flags.hvd_workers}: contradicts --worker_hosts, which names {count}")
 
 
 RECORDED = "recorded"
@@ -435,12 +433,12 @@ def check_parity(
     if mode != "parity":
         for entry in fields(flags):
             if getattr(flags, entry.name) != entry.default:
-                raise refuse_flag(f"--{entry.name}: is for --mode parity; mode is {mode}")
+                raise flag_error(f"--{entry.name}: is for --mode parity; mode is {mode}")
         return
     if not flags.parity_against and flags.parity_output is None:
-        raise refuse_flag("--mode parity: needs --parity_against, as device=cpu, or --parity_output FOLDER")
+        raise flag_error("--mode parity: needs --parity_against, as device=cpu, or --parity_output FOLDER")
     if flags.parity_against and flags.parity_output is not None:
-        raise refuse_flag("--parity_output: records a side by itself, so leave out --parity_against")
+        raise flag_error("--parity_output: records a side by itself, so leave out --parity_against")
     _check_against(flags.parity_against, per_side, aliases or {})
 
 
@@ -451,12 +449,12 @@ def _check_against(entries: Sequence[str], names: Collection[str], aliases: Mapp
         name = aliases.get(name, name)
         if name not in (*names, RECORDED) or not value:
             known = ", ".join(f"{one}=.." for one in names)
-            raise refuse_flag(f"--parity_against {entry}: must be one of {known}, or {RECORDED}=FOLDER")
+            raise flag_error(f"--parity_against {entry}: must be one of {known}, or {RECORDED}=FOLDER")
         if name in seen:
-            raise refuse_flag(f"--parity_against {entry}: {name} is given twice", "leave one of them out")
+            raise flag_error(f"--parity_against {entry}: {name} is given twice", "leave one of them out")
         seen.add(name)
     if RECORDED in seen and len(seen) > 1:
-        raise refuse_flag(f"--parity_against {RECORDED}=..: what is recorded does not change", "leave the others out")
+        raise flag_error(f"--parity_against {RECORDED}=..: what is recorded does not change", "leave the others out")
 
 
 def split_side_flag(entry: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from gaudi_apps.cli.flags import DistributionFlags, HorovodFlags
-from gaudi_apps.runtime.errors import refuse_flag
+from gaudi_apps.runtime.errors import flag_error
 from gaudi_apps.runtime.settings import Distribution
 from gaudi_datasets.errors import FlagError
 from gaudi_distributed import ConfigurationError, DeviceError
@@ -109,13 +109,13 @@ def list_launcher_words(
         return None
     engine = "--use_horovod" if flags.use_horovod else f"--distribution_strategy {flags.distribution_strategy}"
     if flags.kubernetes_run:
-        raise refuse_flag(
+        raise flag_error(
             "--kubernetes_run: Kubernetes starts the processes, and it started none here; run this command by the "
             "mpirun of an MPIJob (`gaudi-run --mpijob`), or leave the flag out to start them here"
         )
     request = find_request(flags, environ, find_device)
     if request is None:
-        raise refuse_flag(
+        raise flag_error(
             f"{engine}: no processes were launched",
             "give --num_workers_per_hls N, or --hvd_workers N, or start by `gaudi-run --np N`",
         )
@@ -227,16 +227,16 @@ def find_distribution(flags: DistributionFlags, environ: Mapping[str, str], find
         ("num_gpus", flags.num_gpus * (flags.distribution_strategy == "mirrored"), rank_info.local_size),
     ):
         if asked not in (0, found):
-            raise refuse_flag(f"--{name} {asked}: {found} processes were launched", "give this number, or leave it out")
+            raise flag_error(f"--{name} {asked}: {found} processes were launched", "give this number, or leave it out")
     if 0 < flags.num_workers_per_hls < rank_info.local_size:
-        raise refuse_flag(
+        raise flag_error(
             f"--num_workers_per_hls {flags.num_workers_per_hls}: {rank_info.local_size} processes were launched on "
             "this host",
             "give this number, or leave it out",
         )
     group = (flags.bn_group or rank_info.size) if flags.distributed_bn else 1
     if rank_info.size % group:
-        raise refuse_flag(
+        raise flag_error(
             f"--bn_group {group}: must divide the {rank_info.size} processes", "give another, or leave it out"
         )
     communication = CommunicationOptions(
@@ -295,9 +295,7 @@ def share_batch(flags: DistributionFlags, batch_size: int, workers: int) -> int:
     name = "global_batch_size" if flags.global_batch_size else "batch_size"
     whole = flags.global_batch_size or batch_size
     if whole % workers:
-        raise refuse_flag(
-            f"--{name} {whole}: is that of all {workers} processes, so it must be a multiple of {workers}"
-        )
+        raise flag_error(f"--{name} {whole}: is that of all {workers} processes, so it must be a multiple of {workers}")
     return whole
 
 
@@ -344,7 +342,7 @@ def _list_workers(flags: DistributionFlags, environ: Mapping[str, str]) -> dict[
     if flags.worker_hosts is None:
         return {}
     if "TF_CONFIG" in environ:
-        raise refuse_flag(
+        raise flag_error(
             "--worker_hosts: TF_CONFIG is set too, and says the same or otherwise", "leave one of them out"
         )
     return {"TF_CONFIG": write_tf_config(flags.worker_hosts.split(","), flags.task_index)}
@@ -353,16 +351,16 @@ def _list_workers(flags: DistributionFlags, environ: Mapping[str, str]) -> dict[
 def check_elastic(mode: str, flags: DistributionFlags, environ: Mapping[str, str]) -> None:
     """Raise FlagError unless this can be done by processes that come and go, however many there are at a time."""
     if mode != "train":
-        raise refuse_flag(f"--mode {mode}: hosts may change during train only", "start it by gaudi-run --np")
+        raise flag_error(f"--mode {mode}: hosts may change during train only", "start it by gaudi-run --np")
     if not flags.global_batch_size or not flags.use_horovod:
-        raise refuse_flag("--use_horovod and --global_batch_size: give both, for the number of processes changes")
+        raise flag_error("--use_horovod and --global_batch_size: give both, for the number of processes changes")
     for name, value in (("hvd_workers", flags.hvd_workers), ("num_workers_per_hls", flags.num_workers_per_hls)):
         if value:
-            raise refuse_flag(f"--{name} {value}: the number of processes changes", "leave it out")
+            raise flag_error(f"--{name} {value}: the number of processes changes", "leave it out")
     for size in map(int, filter(str.isdecimal, environ.get(SIZES, "").split(","))):
         share_batch(flags, 0, size)
         if flags.distributed_bn and size % (flags.bn_group or size):
-            raise refuse_flag(
+            raise flag_error(
                 f"--bn_group {flags.bn_group}: must divide the number of processes, which may become {size}",
                 "give another, or leave it out",
             )

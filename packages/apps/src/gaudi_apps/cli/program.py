@@ -27,7 +27,7 @@ from gaudi_apps.cli.launch import (
     report_launch,
     start_processes,
 )
-from gaudi_apps.runtime.errors import FailureReporter, RunChangedError, refuse_flag
+from gaudi_apps.runtime.errors import FailureReporter, RunChangedError, flag_error
 from gaudi_apps.runtime.settings import Distribution
 from gaudi_apps.training.plan import RANKS_PER_HOST
 from gaudi_apps.training.recipe import Recipe, find_host, read_recipe
@@ -254,7 +254,7 @@ class Program(ABC):
         # The flags of a run serve for its other modes too, as from the configuration that it left.
         size = detect_rank(os.environ).size
         if size > 1 or (mode == "verify-resume" and flags.has_engine):
-            raise refuse_flag(f"--mode {mode}: is for one process, and not for several that train together")
+            raise flag_error(f"--mode {mode}: is for one process, and not for several that train together")
         return Distribution()
 
 
@@ -418,26 +418,26 @@ def _check_minutes(config: Any, mode: str, given: frozenset[str]) -> None:
     if not config.recipe.minutes:
         return
     if mode not in ("train", "plan"):
-        raise refuse_flag(f"--minutes: is for --mode train and plan; mode is {mode}")
+        raise flag_error(f"--minutes: is for --mode train and plan; mode is {mode}")
     if length := next((name for name, rule in find_rules(type(config)).items() if rule.length and name in given), ""):
-        raise refuse_flag(f"--minutes: contradicts --{length}", "leave one of them out")
+        raise flag_error(f"--minutes: contradicts --{length}", "leave one of them out")
 
 
 def check_scaling(flags: ScalingFlags, mode: str) -> None:
     """Raise FlagError for the first flag of a launch of many ranks that does not fit the mode, or the others."""
     ranks, given = flags.plan_ranks, [name for name, value in asdict(flags).items() if value is not None]
     if given and mode != "plan":
-        raise refuse_flag(f"--{given[0]}: is for --mode plan; mode is {mode}")
+        raise flag_error(f"--{given[0]}: is for --mode plan; mode is {mode}")
     if ranks is None:
         if given:
-            raise refuse_flag(f"--{given[0]}: is for --plan_ranks", "give both, or none")
+            raise flag_error(f"--{given[0]}: is for --plan_ranks", "give both, or none")
         return
     if flags.bandwidth_gbps is None:
-        raise refuse_flag("--plan_ranks: needs --bandwidth_gbps, that of the network")
+        raise flag_error("--plan_ranks: needs --bandwidth_gbps, that of the network")
     per_host = flags.ranks_per_host or min(RANKS_PER_HOST, ranks)
     if ranks % per_host:
         wrong = f"--ranks_per_host {per_host}: must divide the {ranks} ranks of --plan_ranks"
-        raise refuse_flag(wrong, "give another number")
+        raise flag_error(wrong, "give another number")
 
 
 def drop_plan_flags(arguments: Sequence[str]) -> list[str]:

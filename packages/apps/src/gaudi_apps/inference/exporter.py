@@ -48,7 +48,7 @@ from gaudi_apps.inference.exported_models import (
 )
 from gaudi_apps.inference.media import find_files
 from gaudi_apps.inference.quantization import AccuracyBound, quantize_onnx, quantize_tflite, write_openvino
-from gaudi_apps.runtime.errors import ExportError, refuse_flag
+from gaudi_apps.runtime.errors import ExportError, flag_error
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_datasets.errors import MissingInputError, UnsafeError
 from gaudi_datasets.output_files import write_json
@@ -148,7 +148,7 @@ def list_kinds(formats: Sequence[ExportFormat], precisions: Sequence[ExportPreci
     """
     for name in formats:
         if not set(precisions) & set(EXPORT_PRECISIONS[name]):
-            raise refuse_flag(
+            raise flag_error(
                 f"--export_precision {' '.join(precisions)}: {name} has none of these",
                 f"add {' or '.join(EXPORT_PRECISIONS[name])}, or leave out --export_format {name}",
             )
@@ -183,7 +183,7 @@ def make_request(
     reduced = [one for one in run.export_precision if one != "fp32"]
     if not has_images:
         if reduced:
-            raise refuse_flag(
+            raise flag_error(
                 f"--export_precision {reduced[0]}: needs images with a truth, to tell what it costs",
                 "give --data or --data_dir",
             )
@@ -213,7 +213,7 @@ def choose_images(inference: Sequence[str], source: Any | None) -> list[bytes]:
             raise MissingInputError("--inference: names videos only; an export is checked on images, so add one")
         return [_require_decodable(read_encoded(files[at]), str(files[at])) for at in _spread(len(files))]
     if source is None:
-        raise refuse_flag("--mode export: needs images to check the export on", "give --inference or --data_dir")
+        raise flag_error("--mode export: needs images to check the export on", "give --inference or --data_dir")
     return [_require_decodable(source.read(at).encoded, f"{source.name}: record {at}") for at in _spread(len(source))]
 
 

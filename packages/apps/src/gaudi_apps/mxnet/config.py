@@ -14,7 +14,7 @@ from gaudi_apps.cli import flag_rules, flags
 from gaudi_apps.cli.flag_rules import Switch, check_bounds, find_aliases, fixed, per_rank, resume_safe, select_flags
 from gaudi_apps.cli.flags import DistributionFlags, HorovodFlags, ParityFlags, ScalingFlags, check_parity
 from gaudi_apps.detection.config import AugmentationFlags, ImageFlags, WeightDecay, check_use
-from gaudi_apps.runtime.errors import refuse_flag
+from gaudi_apps.runtime.errors import flag_error
 from gaudi_datasets.arguments import OFF, ON, FormerFlag
 from gaudi_distributed.cluster.rendezvous import is_elastic
 
@@ -301,17 +301,17 @@ def validate(config: SSDMXNetConfig) -> None:
     lists = {"lr_drop_epochs": config.schedule.lr_drop_epochs, "val_epochs": config.report.val_epochs}
     for flag, epochs in lists.items():
         if list(epochs) != sorted(set(epochs)) or min(epochs, default=1) < 1:
-            raise refuse_flag(f"--{flag} {' '.join(map(str, epochs))}: must be epochs of at least 1, in rising order")
+            raise flag_error(f"--{flag} {' '.join(map(str, epochs))}: must be epochs of at least 1, in rising order")
     _check_data(config.run, config.data)
     _check_modes(config)
     _check_mlperf(config)
     for entry in fields(AugmentationFlags) if config.data.use_fake_data else ():
         if getattr(config.augmentation, entry.name) != entry.default:
-            raise refuse_flag(f"--{entry.name}: has no effect on random images")
+            raise flag_error(f"--{entry.name}: has no effect on random images")
     check_use(config.use, config.run.mode)
     network = config.device
     if network.fp16_loss_scale != DeviceFlags.fp16_loss_scale and network.precision in ("fp32", "bf16"):
-        raise refuse_flag(
+        raise flag_error(
             f"--fp16_loss_scale {network.fp16_loss_scale:g}: is for fp16; precision is {network.precision}"
         )
     _check_processes(config.distribution)
@@ -330,11 +330,11 @@ def find_profiled_steps(config: SSDMXNetConfig) -> range:
     if first is None and last is None:
         return steps
     if first is None or last is None:
-        raise refuse_flag("--profile_start and --profile_stop: give both or none")
+        raise flag_error("--profile_start and --profile_stop: give both or none")
     if not 1 <= first <= last:
-        raise refuse_flag(f"--profile_start {first}, --profile_stop {last}: must be at least 1, the smaller one first")
+        raise flag_error(f"--profile_start {first}, --profile_stop {last}: must be at least 1, the smaller one first")
     if steps and steps != range(first, last + 1):
-        raise refuse_flag(
+        raise flag_error(
             f"--profile {config.report.profile}: contradicts --profile_start {first} and --profile_stop {last}",
             "leave one of them out",
         )
@@ -344,7 +344,7 @@ def find_profiled_steps(config: SSDMXNetConfig) -> range:
 def _check_data(run: RunFlags, data: DataFlags) -> None:
     """Check that images come from one place: files, records, or nowhere."""
     if data.use_tfrecord and data.data_dir is None:
-        raise refuse_flag("--use_tfrecord: needs --data_dir, the folder of records", "give --data_dir")
+        raise flag_error("--use_tfrecord: needs --data_dir, the folder of records", "give --data_dir")
     given = {
         "--coco_root": data.coco_root is not None,
         "--data_dir": data.data_dir is not None,
@@ -352,15 +352,15 @@ def _check_data(run: RunFlags, data: DataFlags) -> None:
     }
     named = [flag for flag, is_given in given.items() if is_given]
     if len(named) > 1:
-        raise refuse_flag(f"{' and '.join(named)}: contradict each other", "leave one of them out")
+        raise flag_error(f"{' and '.join(named)}: contradict each other", "leave one of them out")
     if run.mode == "eval" and data.use_fake_data:
-        raise refuse_flag(
+        raise flag_error(
             "--mode eval: random images have no truth to score", "give --coco_root or --data_dir, not --use_fake_data"
         )
     sized = run.mode == "plan" and data.num_examples_per_epoch is not None
     # The images of a submission are named by a variable, which gaudi-run reads.
     if run.mode not in USES and not (named or sized or run.submission):
-        raise refuse_flag(
+        raise flag_error(
             f"--mode {run.mode}: needs images: --coco_root, or --data_dir, a folder of records, "
             "which `gaudi-datasets convert` makes, or --use_fake_data"
         )
@@ -370,27 +370,25 @@ def _check_modes(config: SSDMXNetConfig) -> None:
     """Check the flags that are for some modes only."""
     run, use = config.run, config.use
     if run.mode == "predict" and not use.inference:
-        raise refuse_flag("--mode predict: needs --inference with images, videos or a folder")
+        raise flag_error("--mode predict: needs --inference with images, videos or a folder")
     if run.mode != "predict" and use.inference:
-        raise refuse_flag(f"--inference {use.inference[0]}: is for --mode predict; mode is {run.mode}")
+        raise flag_error(f"--inference {use.inference[0]}: is for --mode predict; mode is {run.mode}")
     if run.json and run.mode not in ("plan", "parity"):
-        raise refuse_flag(f"--json: is for --mode plan and parity; mode is {run.mode}")
+        raise flag_error(f"--json: is for --mode plan and parity; mode is {run.mode}")
     named = ("newest", "best", "all") if run.mode == "eval" else ("newest", "best")
     if run.checkpoint not in named and not run.checkpoint.isdecimal():
-        raise refuse_flag(
-            f"--checkpoint {run.checkpoint}: must be {', '.join(named)} or a step, with --mode {run.mode}"
-        )
+        raise flag_error(f"--checkpoint {run.checkpoint}: must be {', '.join(named)} or a step, with --mode {run.mode}")
     if run.checkpoint != "newest" and run.mode not in ("eval", "parity", *USES):
         which = "eval, predict, export and parity"
-        raise refuse_flag(f"--checkpoint {run.checkpoint}: is for --mode {which}; mode is {run.mode}")
+        raise flag_error(f"--checkpoint {run.checkpoint}: is for --mode {which}; mode is {run.mode}")
     if run.clean and run.mode not in (*TRAINING, "plan"):
-        raise refuse_flag(f"--clean: is for --mode train, train_val and plan; mode is {run.mode}")
+        raise flag_error(f"--clean: is for --mode train, train_val and plan; mode is {run.mode}")
     for_training = {"--dry_run": run.dry_run, "--submission": run.submission, "--mlperf": config.mlperf.mlperf}
     for flag, is_given in for_training.items():
         if is_given and run.mode not in TRAINING:
-            raise refuse_flag(f"{flag}: is for --mode train and train_val; mode is {run.mode}")
+            raise flag_error(f"{flag}: is for --mode train and train_val; mode is {run.mode}")
     if run.clean and run.dry_run:
-        raise refuse_flag("--clean: contradicts --dry_run, which writes and removes nothing", "leave one of them out")
+        raise flag_error("--clean: contradicts --dry_run, which writes and removes nothing", "leave one of them out")
 
 
 def _check_mlperf(config: SSDMXNetConfig) -> None:
@@ -398,14 +396,14 @@ def _check_mlperf(config: SSDMXNetConfig) -> None:
     for entry in fields(MLPerfFlags):
         is_given = getattr(config.mlperf, entry.name) != entry.default
         if is_given and not (config.mlperf.mlperf or config.run.submission):
-            raise refuse_flag(f"--{entry.name}: is for the log of --mlperf", "give --mlperf too, or leave it out")
+            raise flag_error(f"--{entry.name}: is for the log of --mlperf", "give --mlperf too, or leave it out")
 
 
 def _check_processes(flags: MXNetHorovodFlags) -> None:
     if is_elastic(os.environ):
-        raise refuse_flag("--np: ssd_mxnet_train cannot train while hosts come and go", "start it by gaudi-run --np N")
+        raise flag_error("--np: ssd_mxnet_train cannot train while hosts come and go", "start it by gaudi-run --np N")
     for name, value in (("hvd_workers", flags.hvd_workers), ("num_workers_per_hls", flags.num_workers_per_hls)):
         if value > 1 and not flags.use_horovod:
-            raise refuse_flag(
+            raise flag_error(
                 f"--{name}: is for processes that train together", "give --use_horovod too, or leave it out"
             )

@@ -163,7 +163,7 @@ def require_argument(
     raise ValueError(f"{name} is {value!r}; use {', '.join(allowed)}")
 
 
-def refuse_flag(message: str, remedy: str | None = None) -> FlagError:
+def flag_error(message: str, remedy: str | None = None) -> FlagError:
     """Return the error of the flag that a message begins with."""
     return FlagError(message, flag=message.split(" ")[0].removesuffix(":"), remedy=remedy)
 

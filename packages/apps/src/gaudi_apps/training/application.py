@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar, cast
 
 from gaudi_apps.cli.flag_rules import list_flags
-from gaudi_apps.runtime.errors import refuse_flag
+from gaudi_apps.runtime.errors import flag_error
 from gaudi_apps.training.checkpoint import BEST, CHECKPOINTS, CheckpointFolder, find_checkpoints, find_run_checkpoint
 from gaudi_apps.training.plan import CURRENT
 from gaudi_apps.training.recipe import CHECKED, NO_RECIPE, RECIPE, SPLIT, STARTED, Length, Recipe, describe_found
@@ -208,7 +208,7 @@ class Application(ABC):
         numbers = [value for name, value in values.items() if name not in _PATHS]
         are_there = paths and all(isinstance(path, str) and (is_url(path) or Path(path).exists()) for path in paths)
         if not are_there or not all(isinstance(number, (int, float)) for number in numbers):
-            raise refuse_flag(
+            raise flag_error(
                 "--mode export: needs images to check the export on, and the run names none that are there",
                 "give --inference, --data or --data_dir",
             )
