@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import unicodedata
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from PIL import Image
+from packages.datasets.tests.layouts.annotated import annotate, draw, names_of, write, write_coco
 
 from gaudi_datasets.detection.layouts import open_data
 from gaudi_datasets.errors import DataError, MissingInputError
@@ -20,36 +19,6 @@ from gaudi_datasets.layouts.recognition import _find_above, _inventory_around, r
 from gaudi_datasets.layouts.threads import map_threads
 
 STEMS = ("a", "b", "c", "d")
-
-
-def draw(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.effect_noise((60, 40), 50).convert("RGB").save(path)
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
-def annotate(path: Path, stated: str = "") -> None:
-    size = "<size><width>60</width><height>40</height></size>"
-    box = "<bndbox><xmin>3</xmin><ymin>4</ymin><xmax>20</xmax><ymax>30</ymax></bndbox>"
-    write(path, f"<annotation><filename>{stated}</filename>{size}<object><name>ant</name>{box}</object></annotation>")
-
-
-def write_coco(path: Path, names: Sequence[str]) -> None:
-    images = [{"id": row, "file_name": name, "height": 40, "width": 60} for row, name in enumerate(names)]
-    boxes = [{"id": row, "image_id": row, "category_id": 1, "bbox": [3, 4, 20, 10]} for row in range(len(names))]
-    write(path, json.dumps({"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "ant"}]}))
-
-
-def names_of(path: Path) -> dict[str, list[str]]:
-    sets = read_boxes(path).sets
-    return {
-        split: sorted((folder / name).relative_to(path).as_posix() for name in coco.file_names)
-        for split, (coco, folder) in sets.items()
-    }
 
 
 @pytest.mark.parametrize("stated", ["{}.jpg", ""])
