@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import multiprocessing
 import os
 import resource
@@ -19,6 +18,7 @@ from gaudi_ops.errors import DataError, UnsafeError
 from gaudi_ops.files import (
     FileError,
     UnsafeFileError,
+    hash_file,
     hold_lock,
     open_regular_file,
     publish_file,
@@ -316,112 +316,6 @@ def test_a_folder_that_others_remove_before_it_is_open_is_made_anew(
     assert list(tmp_path.iterdir()) == []
 
 
-def count_up(lock: Path, counter: Path) -> None:
-    for _ in range(20):
-        with hold_lock(lock):
-            number = int(counter.read_text())
-            os.sched_yield()  # now another process would read the same
-            counter.write_text(str(number + 1))
-
-
-def test_processes_exclude_each_other(tmp_path: Path) -> None:
-    counter, lock = tmp_path / "counter", tmp_path / "below" / ".lock"
-    counter.write_text("0")
-    context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=count_up, args=(lock, counter)) for _ in range(3)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert counter.read_text() == "60"
-    assert not lock.exists()
-
-
-def hold(lock: Path, held: Any) -> None:
-    with hold_lock(lock):
-        held.set()
-        signal.pause()
-
-
-def refuse() -> None:
-    raise RuntimeError("it is held")
-
-
-def test_the_end_of_a_process_releases_its_lock(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    held, lock = context.Event(), tmp_path / ".lock"
-    worker = context.Process(target=hold, args=(lock, held))
-    worker.start()
-    assert held.wait(600)
-    with pytest.raises(RuntimeError, match="it is held"), hold_lock(lock, waiting=refuse):
-        pass
-    assert (read_owner(lock)["process"], read_owner(lock)["host"]) == (worker.pid, socket.gethostname())
-    worker.kill()
-    worker.join()
-    with hold_lock(lock, waiting=refuse):
-        assert read_owner(lock)["process"] == os.getpid()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_without_locks_of_the_file_system_the_owner_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_lock", lambda descriptor: None)
-    lock, worker = tmp_path / ".lock", multiprocessing.get_context("fork").Process(target=os.getpid)
-    worker.start()
-    worker.join()
-    here = socket.gethostname()
-    for owner in ({"host": here, "process": worker.pid}, {"host": "x"}, {}):
-        lock.write_text(json.dumps(owner))
-        with hold_lock(lock, waiting=refuse):
-            pass
-    for host, process in ((here, os.getppid()), ("x", worker.pid)):
-        lock.write_text(json.dumps({"host": host, "process": process}))
-        with pytest.raises(RuntimeError, match="it is held"), hold_lock(lock, waiting=refuse):
-            pass
-
-
-def test_a_process_number_of_its_own_is_that_of_another_unless_it_holds_the_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A container that starts again may have the name and the number of one that was killed."""
-    lock = tmp_path / ".lock"
-    monkeypatch.setattr(files, "_lock", lambda _: None)
-    lock.write_text(json.dumps({"host": socket.gethostname(), "process": os.getpid()}))
-    with hold_lock(lock, waiting=refuse):  # noqa: SIM117 - one after the other
-        with pytest.raises(RuntimeError, match="it is held"), hold_lock(lock, waiting=refuse):
-            pass
-
-
-def test_a_wait_for_a_lock_is_told_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lock, seconds = tmp_path / ".lock", list[float]()
-
-    def wait(time: float) -> None:
-        seconds.append(time)
-        if sum(seconds) > 30:
-            lock.unlink()
-
-    monkeypatch.setattr(files, "_lock", lambda _: None)
-    monkeypatch.setattr("time.sleep", wait)
-    lock.write_text(json.dumps({"host": "another", "process": 7, "began": "today"}))
-    with hold_lock(lock):
-        (line,) = capsys.readouterr().err.splitlines()
-    assert [part in line for part in (str(lock), "7", "another", "today")] == [True] * 4
-
-
-def test_locks_of_the_library_are_those_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = tmp_path / ".lock"
-    with hold_lock(lock):
-        monkeypatch.setattr(files, "fcntl", None)  # Windows has none, and there the library has other calls
-        with pytest.raises(RuntimeError, match="it is held"), hold_lock(lock, waiting=refuse):
-            pass
-    with hold_lock(lock, waiting=refuse):
-        monkeypatch.undo()
-        with pytest.raises(RuntimeError, match="it is held"), hold_lock(lock, waiting=refuse):
-            pass
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_nothing_that_is_open_is_removed_or_renamed_on_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def require_closed(path: Any) -> None:
         opened = [os.fstat(int(each.name)) for each in Path("/proc/self/fd").iterdir() if each.exists()]
@@ -476,6 +370,48 @@ def test_links_are_not_written_through_where_the_system_does_not_look(
         with pytest.raises((UnsafeFileError, FileExistsError)):
             open_regular_file(tmp_path / "link", mode)
     assert (tmp_path / "there").read_text() == "kept"
+
+
+def test_a_file_that_cannot_be_wrapped_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(LookupError):
+        open_regular_file(tmp_path / "a", "r", encoding="none of Python's")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_file_is_read_and_written_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"abc")
+    with open_regular_file(path, "rb+") as file:
+        assert file.read(1) == b"a"
+        file.write(b"B")
+    assert path.read_bytes() == b"aBc"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "digest"),
+    [  # RFC 1321, A.5, and FIPS 180-2, B.1
+        ("md5", "900150983cd24fb0d6963f7d28e17f72"),
+        ("sha256", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"),
+    ],
+)
+def test_a_file_has_the_digest_of_its_content(tmp_path: Path, algorithm: str, digest: str) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    assert hash_file(tmp_path / "a", algorithm) == digest
+
+
+def test_an_error_of_the_disk_names_what_is_not_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with (tmp_path / "a").open("wb") as file, pytest.raises(OSError) as raised:
+        files.sync_file(file)
+    assert (raised.value.errno, raised.value.filename) == (errno.EIO, str(tmp_path / "a"))
+    with pytest.raises(OSError) as raised:
+        files.sync_folder(tmp_path)
+    assert (raised.value.errno, raised.value.filename) == (errno.EIO, str(tmp_path))
 
 
 @pytest.mark.parametrize(
