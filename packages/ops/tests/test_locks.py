@@ -128,6 +128,7 @@ def share(path: Path, opened: Any) -> None:
         signal.pause()
 
 
+@pytest.mark.posix
 def test_a_lock_is_shared_as_long_as_one_process_has_it_open(tmp_path: Path) -> None:
     context, path = multiprocessing.get_context("fork"), tmp_path / ".lock"
     workers = []
