@@ -43,9 +43,12 @@ EXTRAS = {
 TRACKERS = "mlflow,wandb"
 TRACKER_TESTS = "packages/apps/tests/classification/test_loggers.py"
 
-# Tests come in two tiers. `make test` runs those that are not marked `slow`. The session `slow`, in CI and `make
-# test-all`, runs the others: whole trainings and exports, and programs in processes of their own.
-QUICK = ("-m", "not slow and not realdata")
+# Tests come in three tiers. `make test` runs those without a mark. The session `slow`, in CI and `make test-all`, runs
+# what is marked `costly`, which takes a processor for more than a second, and `slow`: whole trainings and exports, and
+# programs in processes of their own. The lanes of versions run all but `slow`.
+QUICK = ("-m", "not slow and not costly and not realdata")
+COSTLY = ("-m", "(slow or costly) and not realdata")
+VERSIONS = ("-m", "not slow and not realdata")
 SLOW = ("-m", "slow and not realdata")
 # The lanes of versions share the tests of the programs in CI, unless CI_FULL asks for all: the newest train, and the
 # oldest read flags, detect, and run MXNet. Both test the four other packages whole.
@@ -133,17 +136,18 @@ def list_test_folders() -> list[str]:
     return [folders[name] for name in os.environ.get("CI_PARTS", "").split() or folders]
 
 
-def find_tests(mark: str) -> list[str]:
+def find_tests(*marks: str) -> list[str]:
     """Return the test files that name a mark; to import all others takes a process half a minute, and finds nothing."""
     files = [path for folder in list_test_folders() for path in sorted((ROOT / folder).glob("**/test_*.py"))]
-    return [str(path.relative_to(ROOT)) for path in files if f"mark.{mark}" in path.read_text(encoding="utf-8")]
+    texts = {path: path.read_text(encoding="utf-8") for path in files}
+    return [str(path.relative_to(ROOT)) for path in files if any(f"mark.{mark}" in texts[path] for mark in marks)]
 
 
 # `nox --parallel` starts sessions in this order, so the longest comes first.
 @nox.session
 @nox.parametrize("package", [nox.param(name, id=name) for name in reversed(PACKAGES)])
 def tests(session: nox.Session, package: str) -> None:
-    """Test one package, installed with its declared dependencies alone; not what is marked `slow`."""
+    """Test one package, installed with its declared dependencies alone; not what is marked `slow` or `costly`."""
     needed = dict.fromkeys(PACKAGES[package], "")
     install(session, needed | {package: EXTRAS[package]}, XDIST)
     chosen = session.posargs or (*QUICK, *workers(session, beside_others=2 if package == "apps" else 1))
@@ -187,17 +191,17 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def integration(session: nox.Session) -> None:
-    """Test what crosses packages, and what the documents say; not what is marked `slow`."""
+    """Test what crosses packages, and what the documents say; not what is marked `slow` or `costly`."""
     install(session, EXTRAS, XDIST, "nox", "cosmic-ray")
     session.run("pytest", "tests", *(session.posargs or (*QUICK, *workers(session))))
 
 
 @nox.session(default=False)
 def slow(session: nox.Session) -> None:
-    """Run the tests of all packages and of the root that are marked `slow`."""
+    """Run the tests of all packages and of the root that are marked `slow` or `costly`."""
     extras = EXTRAS | {"apps": f"{EXTRAS['apps']},{TRACKERS}"}
     install(session, extras, XDIST, "cosmic-ray", "ipykernel", "nbclient")
-    session.run("pytest", *find_tests("slow"), *(session.posargs or (*SLOW, *workers(session))))
+    session.run("pytest", *find_tests("slow", "costly"), *(session.posargs or (*COSTLY, *workers(session))))
 
 
 @nox.session
@@ -340,7 +344,7 @@ def test_quickly(session: nox.Session, lane: str, *options: str) -> None:
     """Test all packages, and the trackers; arguments after `--` take the place of the choice of tests."""
     # The many examples of CI are drawn once, in the session `tests`. Tests run in workers here even if there is one: a
     # process with TensorFlow, MXNet and OpenVINO of the oldest versions has crashed as it ended, after the summary.
-    chosen = session.posargs or (*QUICK, *(workers(session) or ("-n", "1")))
+    chosen = session.posargs or (*VERSIONS, *(workers(session) or ("-n", "1")))
     others = [f"--ignore=packages/apps/tests/{folder}" for folder in SHARED[lane] if is_short()]
     folders = [folder for folder in list_test_folders() if folder != "tests"]
     session.run("pytest", *folders, "--hypothesis-profile=dev", *options, *others, *chosen)

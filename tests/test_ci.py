@@ -209,8 +209,8 @@ def test_parts_of_a_lane_are_all_of_its_tests(ci: ModuleType, monkeypatch: pytes
     def find_tests(session: str, part: str) -> list[str]:
         monkeypatch.setenv("CI_PARTS", part)
         folders: list[str] = noxfile["list_test_folders"]()
-        if session in ("slow", "realdata"):
-            return list(noxfile["find_tests"](session))
+        if marks := {"slow": ("slow", "costly"), "realdata": ("realdata",)}.get(session):
+            return list(noxfile["find_tests"](*marks))
         return [folder for folder in folders if folder != "tests"]
 
     for lane in ci.LANES:
@@ -271,7 +271,7 @@ def test_what_python_has_compiled_is_taken_where_the_file_is_the_same(tmp_path: 
 
 
 def test_marks_stand_in_the_files_that_have_them() -> None:
-    """The sessions `slow` and `realdata` collect the files that name their mark, so none comes by another name."""
+    """The sessions `slow` and `realdata` collect the files that name their marks, so none comes by another name."""
     files = [*ROOT.glob("packages/*/tests/**/*.py"), *ROOT.glob("tests/**/*.py"), ROOT / "conftest.py"]
     elsewhere = re.compile(r"pytest\.mark\b(?!\.)|import mark\b|modifyitems")
     found = [path for path in files if elsewhere.search(path.read_text(encoding="utf-8"))]

@@ -68,6 +68,7 @@ def test_a_backbone_of_more_stages_is_used_as_far_as_it_goes() -> None:
     assert f": {stage3[0]}, " in report.describe()
 
 
+@pytest.mark.costly
 def test_other_classes_keep_all_but_the_class_heads(detector: Callable[[int], Any]) -> None:
     coco, blood = detector(18), build_detector()
     weights = make_file(coco)

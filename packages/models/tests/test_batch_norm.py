@@ -103,6 +103,7 @@ def test_networks_keep_their_variables(name: str, norms: int) -> None:
     assert reduce.calls == 0
 
 
+@pytest.mark.costly
 def test_a_step_of_a_network_is_that_of_the_fused_layers() -> None:
     reduce = Counted()
     ours, theirs = build("resnet18", reduce), build("resnet18", None)

@@ -61,6 +61,7 @@ def test_parameters_and_shapes_are_the_published_ones(
     assert feature_extractor(model).output_shape == (None, features)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["resnet18", "resnext50"])
 def test_convolutions_are_the_listed_ones(name: str, classifier: Callable[[str], Any]) -> None:
     model = classifier(name)
@@ -95,6 +96,7 @@ def test_logits_and_features_are_float32_in_any_precision(name: str) -> None:
     np.testing.assert_allclose(model(noise()), feature_extractor(model)(noise()) @ kernel, atol=1e-5)
 
 
+@pytest.mark.costly
 def test_weights_start_as_the_recipe_says(classifier: Callable[[str], Any]) -> None:
     model = classifier("resnet50")
     kernel = model.get_layer("logits").kernel.numpy()
@@ -107,6 +109,7 @@ def test_weights_start_as_the_recipe_says(classifier: Callable[[str], Any]) -> N
     assert not zeroed.get_layer("stage1_block1_bn3").gamma.numpy().any()
 
 
+@pytest.mark.costly
 def test_gradient_reaches_every_variable() -> None:
     model = build_dropping()
     with tf.GradientTape() as tape:
@@ -116,6 +119,7 @@ def test_gradient_reaches_every_variable() -> None:
     assert [name for name, gradient in zip(names, gradients, strict=True) if not np.any(gradient)] == []
 
 
+@pytest.mark.costly
 def test_dropout_drops_features_in_training_only() -> None:
     model, images = build_dropping(), noise(size=64)
     np.testing.assert_array_equal(model(images), model(images))
@@ -140,6 +144,7 @@ def test_features_share_their_weights() -> None:
     assert not np.array_equal(features(noise()), before)
 
 
+@pytest.mark.costly
 def test_a_model_is_saved_and_loaded_by_keras(tmp_path: Path) -> None:
     model = build_small()
     model.save(tmp_path / "model.keras")

@@ -49,6 +49,7 @@ def differentiate(layer: Any, inputs: Any) -> list[Any]:
     return [outputs, penalty, *tape.gradient(total, [inputs, *layer.trainable_weights])]
 
 
+@pytest.mark.costly
 @given(draw_arguments(), st.sampled_from(get_args(Implementation)))
 @example({"filters": 6, "kernel_size": 1, "activation": "relu", "use_bias": True}, "auto")
 @example({"filters": 8, "kernel_size": 3, "groups": 4, "dilation_rate": 2, "activation": "relu"}, "auto")

@@ -36,6 +36,7 @@ def randomize(model: Any) -> None:
         variable.assign(np.abs(values) + 0.5 if "variance" in variable.name else values)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("version", [pytest.param("", marks=pytest.mark.slow), "V2"])
 def test_logits_are_those_of_keras_applications(version: str, tmp_path: Path) -> None:
     build = getattr(keras.applications, f"ResNet50{version}")
@@ -55,6 +56,7 @@ def test_logits_are_those_of_keras_applications(version: str, tmp_path: Path) ->
     np.testing.assert_allclose(ours(images), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.costly
 def test_weights_of_our_own_models(tmp_path: Path) -> None:
     model = build_classifier("resnet18", 5, image_size=32)
     randomize(model)
@@ -141,6 +143,7 @@ def test_the_format_without_names_is_refused(tmp_path: Path) -> None:
         read_weights(tmp_path / "x.h5")
 
 
+@pytest.mark.costly
 def test_every_truncation_and_flip_is_an_error_or_harmless(tmp_path: Path) -> None:
     path = write(tmp_path / "x.h5")
     data = path.read_bytes()

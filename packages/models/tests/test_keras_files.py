@@ -83,6 +83,7 @@ def test_networks_saved_here_load_in_a_fresh_process(tmp_path: Path, monkeypatch
             np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-4, err_msg=name)
 
 
+@pytest.mark.costly
 def test_a_network_is_a_functional_model_with_all_its_uses(tmp_path: Path) -> None:
     """It is cloned, taken apart and saved by weights as any functional model."""
     network = build_classifier("resnet18", 3, image_size=32)

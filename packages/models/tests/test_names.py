@@ -63,6 +63,7 @@ def make_raw(shapes: Mapping[str, tuple[int, ...]], **fields: Any) -> RawWeights
     return RawWeights("test", {name: read(n, shape) for n, (name, shape) in enumerate(shapes.items())}, **fields)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("depth", [18, 34, 50])
 def test_torchvision_has_all_that_the_classifier_has(depth: int, classifier: Callable[[str], Any]) -> None:
     raw = make_raw(dict(list_torchvision(depth)))
@@ -75,6 +76,7 @@ def test_torchvision_has_all_that_the_classifier_has(depth: int, classifier: Cal
     assert (weights.padding, weights.source) == ("symmetric", "x (test, torchvision's names)")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("depth", "variables"), [(18, 75), (34, 145), (50, 215)])
 def test_torchvision_has_the_whole_backbone_of_the_detector(depth: int, variables: int) -> None:
     weights = translate_names("x", make_raw(dict(list_torchvision(depth))))

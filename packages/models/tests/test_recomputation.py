@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gaudi_models.architectures import STAGE_BLOCKS
 from gaudi_models.classifiers import build_classifier
 from gaudi_models.layers import Network
 from gaudi_models.ssd import build_ssd, freeze_backbone
@@ -20,9 +21,11 @@ IS_EXACT = tf.__version__.startswith("2.15.")  # others fuse operations where no
 
 @pytest.fixture
 def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Build networks by name, those of ours with a quarter of the channels."""
+    """Build networks by name, those of ours with a quarter of the channels, and two depths with a block a stage."""
     monkeypatch.setattr("gaudi_models.resnet.STEM_FILTERS", 16)
     monkeypatch.setattr("gaudi_models.resnet.STAGE_FILTERS", (16, 32, 64, 128))
+    short = dict.fromkeys((18, 50), (1, 1, 1, 1))
+    monkeypatch.setattr("gaudi_models.resnet.STAGE_BLOCKS", {**STAGE_BLOCKS, **short})
 
     def build(name: str, dtype: str = "float32", **options: Any) -> Any:
         keras.utils.set_random_seed(7)
@@ -58,13 +61,16 @@ def count_operations(step: Any, kind: str) -> int:
 
 
 # The stem and all blocks but the last, whose gradient comes first; the detector's last ones are its levels and heads.
-BLOCKS = {"ssd": 7, "resnet18": 8, "resnet50": 16, "resnet50_keras": 16, "resnet50v2_keras": 16}
+BLOCKS = {"ssd": 4, "resnet18": 4, "resnet34": 16, "resnet50": 4, "resnet50_keras": 16, "resnet50v2_keras": 16}
 
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *[("ssd", "float32"), ("ssd", "mixed_bfloat16"), ("resnet18", "float32"), ("resnet50", "float32")],
+        *[("resnet18", "float32"), ("resnet50", "float32")],
+        pytest.param("ssd", "float32", marks=pytest.mark.costly),
+        pytest.param("ssd", "mixed_bfloat16", marks=pytest.mark.costly),
+        pytest.param("resnet34", "float32", marks=pytest.mark.costly),
         pytest.param("resnet50_keras", "float32", marks=pytest.mark.slow),
         pytest.param("resnet50v2_keras", "float32", marks=pytest.mark.slow),
     ],
@@ -100,7 +106,7 @@ def test_only_what_blocks_begin_with_is_kept(build: Callable[..., Any]) -> None:
     forgetful.recompute()
     images = draw_images(plain)
     once, twice = (count_operations(make_step(network, images), "Conv2D") for network in (plain, forgetful))
-    of_last_block = 2
+    of_last_block = 3
     assert twice == 2 * once - of_last_block
     graph = make_step(forgetful, images).get_concrete_function().graph
     normalized = [one for one in graph.get_operations() if one.type == "FusedBatchNormV3"]
@@ -116,6 +122,7 @@ def list_readers(operation: Any) -> list[Any]:
     return [reader for output in operation.outputs for reader in output.consumers()]
 
 
+@pytest.mark.costly
 def test_inference_and_frozen_layers_are_as_before(build: Callable[..., Any]) -> None:
     plain, forgetful = build("ssd"), build("ssd")
     images = draw_images(plain)
@@ -132,6 +139,7 @@ def test_inference_and_frozen_layers_are_as_before(build: Callable[..., Any]) ->
         np.testing.assert_array_equal(one, other.numpy(), err_msg=other.name)
 
 
+@pytest.mark.costly
 def test_keras_own_training_takes_it(build: Callable[..., Any]) -> None:
     losses = []
     for is_forgetful in (False, True):

@@ -36,6 +36,7 @@ def count_block(filters_in: int, filters: int, *, projected: bool) -> int:
     return count + (filters_in * filters + 2 * filters if projected else 0)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("depth", "expected"), [(18, 11_176_512), (34, 21_284_672)])
 def test_numbers_of_trainable_parameters(depth: int, expected: int) -> None:
     """Those of torchvision's resnet18 and resnet34 without the classifier (512 x 1000 + 1000)."""

@@ -63,6 +63,7 @@ def test_number_of_trainable_parameters(detector: Callable[[int], Any]) -> None:
     assert count_trainable(detector(34)) == stem + stage1 + stage2 + stage3 + extras + heads == 19_972_534
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("pool_padding", ["same", "symmetric"])
 @pytest.mark.parametrize(("spec", "cells"), [(SSD300, 38), (SSD512, 64)])
 def test_levels_are_those_of_the_default_boxes(spec: DefaultBoxSpec, cells: int, pool_padding: PoolPadding) -> None:
@@ -77,6 +78,7 @@ def test_levels_are_those_of_the_default_boxes(spec: DefaultBoxSpec, cells: int,
     assert model.output_shape == ((None, spec.num_boxes, 5), (None, spec.num_boxes, 4))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("depth", "last", "filters"),
     [(18, "stage3_block2_relu2", 256), (34, "stage3_block6_relu2", 256), (50, "stage3_block6_relu3", 1024)],
@@ -129,6 +131,7 @@ def test_outputs_are_float32(dtype: str, images: npt.NDArray[Any]) -> None:
     assert model.output_shape == ((None, 8732, 5), (None, 8732, 4))
 
 
+@pytest.mark.costly
 def test_gradient_reaches_every_variable(images: npt.NDArray[Any]) -> None:
     model = build_awake()
     with tf.GradientTape() as tape:
@@ -152,6 +155,7 @@ def test_images_do_not_see_each_other_at_inference(images: npt.NDArray[Any]) -> 
             np.testing.assert_allclose(one[0], other[image], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.costly
 def test_weights_are_saved_and_loaded(tmp_path: Path, images: npt.NDArray[Any]) -> None:
     first, second = build_awake(), build_ssd(3, depth=18)
     path = str(tmp_path / "ssd.weights.h5")

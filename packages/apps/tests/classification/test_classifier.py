@@ -17,6 +17,7 @@ from gaudi_ops.tf.keras_api import keras
 NAMES = ("blue", "green", "red")
 
 
+@pytest.mark.costly
 def test_an_export_is_loaded_and_classifies_files_and_pixels(folders: Path, tmp_path: Path) -> None:
     keras.utils.set_random_seed(2)
     model = build_classifier("resnet18", 3, image_size=32, padding="symmetric")

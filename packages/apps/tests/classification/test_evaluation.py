@@ -69,6 +69,7 @@ def test_every_image_is_classified_once(network: Any, folders: Path, predictions
     assert (len(some.labels), some.images_total) == (5, 9)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("batch_size", "ranks"), [(1, 2), (2, 4), (4, 4), (16, 2)])
 def test_answers_do_not_depend_on_the_number_of_ranks(
     network: Any, folders: Path, predictions: Predictions, batch_size: int, ranks: int

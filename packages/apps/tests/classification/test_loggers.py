@@ -44,6 +44,7 @@ def make_csv_logger(folder: Path) -> CsvLogger:
     return logger
 
 
+@pytest.mark.costly
 def test_a_csv_file_has_a_row_for_each_step_also_of_a_run_that_goes_on(
     train: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ def train(run_classifier: Callable[..., Any], folders: Path, tmp_path: Path) -> 
     return run
 
 
+@pytest.mark.costly
 def test_weights_of_a_run_are_its_newest_or_its_best(train: Callable[..., Any], tmp_path: Path) -> None:
     assert train("a", "--steps", 2).status == 0
     done = train("b", "--steps", 1, "--weights", tmp_path / "a")
@@ -45,6 +46,7 @@ def test_weights_of_a_run_are_its_newest_or_its_best(train: Callable[..., Any], 
     assert (done.status, done.error.path) == (66, str(tmp_path / "a"))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("data", "step"), [("--data", "1"), ("--data_dir", "2")])
 def test_predictions_and_exports_use_the_checkpoint_of_the_report(
     run_classifier: Callable[..., Any], folders: Path, tmp_path: Path, data: str, step: str
@@ -65,6 +67,7 @@ def test_predictions_and_exports_use_the_checkpoint_of_the_report(
     assert json.loads((tmp_path / "a" / "export" / "safetensors" / "export.json").read_text())["step"] == int(step)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("flags", [("--mode", "eval"), ("--mode", "export", "--export_format", "safetensors")])
 def test_validation_images_that_are_gone_are_named(
     run_classifier: Callable[..., Any], folders: Path, tmp_path: Path, flags: tuple[str, ...]
@@ -80,6 +83,7 @@ def test_validation_images_that_are_gone_are_named(
         gone.unlink(missing_ok=True)
 
 
+@pytest.mark.costly
 def test_a_finished_run_goes_on_by_its_schedule(train: Callable[..., Any], tmp_path: Path) -> None:
     assert train("a", "--steps", 2).status == 0
     done = train("a", "--steps", 4)
@@ -92,6 +96,7 @@ def test_a_finished_run_goes_on_by_its_schedule(train: Callable[..., Any], tmp_p
     assert CheckpointFolder(tmp_path / "a" / "checkpoints").steps()[-1] == 6
 
 
+@pytest.mark.costly
 def test_where_the_rate_needs_the_last_step_the_error_says_how_to_go_on(
     train: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -156,6 +161,7 @@ def test_the_best_checkpoint_that_no_evaluation_chose_names_the_flag(train: Call
     assert "--mode eval" in done.error.remedy
 
 
+@pytest.mark.costly
 def test_what_is_predicted_is_written_as_save_says(
     train: Callable[..., Any], run_classifier: Callable[..., Any], folders: Path, tmp_path: Path
 ) -> None:

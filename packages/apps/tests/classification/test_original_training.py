@@ -307,6 +307,7 @@ def patch_float64(patch: pytest.MonkeyPatch, build: Callable[..., Any]) -> None:
     )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("base", [0.5, 1.0, 2.5, 4.0])
 @pytest.mark.parametrize(
     ("program", "flags", "rule"),
@@ -337,6 +338,7 @@ def test_weights_in_float64(
     assert find_difference(task.read_state(), float64_twin.train(rate, rule)) < 1e-10
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("base", [1.0, 2.5, 4.0])
 def test_weights_of_lars_at_large_rates(base: float, twin: Twin) -> None:
     """With the gradients that the program saw, for such rates amplify what float32 rounds in the gradients.

@@ -9,6 +9,7 @@ import pytest
 from gaudi_apps.training.recording import read_recording
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("program", ["resnet_train", "resnext_train"])
 def test_a_classifier_is_equal_to_its_recording(
     run_classifier: Callable[..., Any], folders: Path, tmp_path: Path, program: str

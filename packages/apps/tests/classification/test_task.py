@@ -85,6 +85,7 @@ DRAWN = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.costly
 @DRAWN
 def test_what_is_drawn_changes_from_step_to_step_and_is_drawn_again_after_a_resume(
     make_task: Any, batch: dict[str, Any], config: LearningConfig
@@ -142,6 +143,7 @@ def test_features_are_dropped_alike_on_any_number_of_ranks(make_task: Any, batch
     assert len(set(losses)) == 6
 
 
+@pytest.mark.costly
 def test_as_many_features_are_dropped_as_the_recipe_says(make_task: Any, batch: dict[str, Any]) -> None:
     task, plain = make_task(replace(PLAIN, dropout=0.75)), make_task()
     head, plain_head = task.model.get_layer("logits"), plain.model.get_layer("logits")
@@ -258,6 +260,7 @@ def test_only_the_head_is_trained(make_task: Any, batch: dict[str, Any]) -> None
     }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("optimizer", ["SGD", "LARS", "Adam"])
 def test_several_steps_in_a_call(make_task: Any, batch: dict[str, Any], optimizer: Any) -> None:
     config = replace(PLAIN, optimizer=optimizer, mixup_alpha=0.2, ema_decay=0.9, weight_decay=1e-4)

@@ -39,6 +39,7 @@ def assert_same_state(one: Checkpoint, other: Checkpoint) -> None:
         np.testing.assert_allclose(tensor, other.tensors[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.costly
 def test_the_best_checkpoint_is_of_pruned_weights(run_classifier: Program, folders: Path, tmp_path: Path) -> None:
     data, run = tmp_path / "data", tmp_path / "run"
     for split in ("train", "validation"):
@@ -111,6 +112,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(train: Program, tmp_path: Path) 
     assert {"steps", "adam_updates"} < load(whole).tensors.keys()
 
 
+@pytest.mark.costly
 def test_a_bad_image_ends_the_training_or_is_skipped(run_classifier: Program, folders: Path, tmp_path: Path) -> None:
     data = Path(shutil.copytree(folders, tmp_path / "data"))
     pixels = np.random.default_rng(0).integers(0, 256, (48, 40, 3), np.uint8)
@@ -137,6 +139,7 @@ def test_several_steps_in_a_call_are_the_same_steps(train: Program, tmp_path: Pa
     assert_same_state(load(several), load(one))
 
 
+@pytest.mark.costly
 def test_a_threshold_ends_training(train: Program, tmp_path: Path) -> None:
     done = train(tmp_path, "--train_epochs", 30, "--stop_threshold", 0.2, "--warmup_epochs", 0)
     assert done.status == 0, done.err
@@ -229,6 +232,7 @@ def test_a_checkpoint_is_used(train: Program, folders: Path, tmp_path: Path) -> 
     assert [one["name"] for one in manifest["classes"]] == ["blue", "green", "red"]
 
 
+@pytest.mark.costly
 def test_resnext_train(run_classifier: Program, folders: Path, tmp_path: Path) -> None:
     paths = ("--data_dir", folders, "--model_dir", tmp_path, "--image_size", 32, "-bs", 4)
     done = run_classifier(*paths, "-mts", 5, "-dis", 2, "-ebe", 0, "--disable_warmup", program="resnext_train")
@@ -260,6 +264,7 @@ def test_other_classes_and_missing_folders_are_named(train: Program, folders: Pa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.costly
 def test_static_shapes_are_checked_where_asked(train: Program, tmp_path: Path) -> None:
     flags = ("--train_steps", 3, "--skip_eval", "--warmup_epochs", 0)
     assert train(tmp_path / "unchecked", *flags).status == 0
@@ -268,6 +273,7 @@ def test_static_shapes_are_checked_where_asked(train: Program, tmp_path: Path) -
     assert_same_state(load(tmp_path / "checked"), load(tmp_path / "unchecked"))
 
 
+@pytest.mark.costly
 def test_steps_that_xla_compiles_learn_the_same(
     train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +298,7 @@ def test_steps_that_xla_compiles_learn_the_same(
         assert (done.status, done.error.flag) == (64, "--enable_xla")
 
 
+@pytest.mark.costly
 def test_blocks_that_are_computed_again_learn_the_same(train: Program, tmp_path: Path) -> None:
     flags = ("--train_steps", 3, "--skip_eval", "--warmup_epochs", 0, "--dropout", 0.5)
     assert train(tmp_path / "plain", *flags).status == 0

@@ -120,6 +120,7 @@ def test_weights_of_a_part_of_a_detector_are_refused(tmp_path: Path) -> None:
     assert caught.value.path == str(tmp_path / "x")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("turn", range(1, 9))
 def test_a_photo_gives_the_same_detections_in_each_orientation(
     detector: Detector, image_dir: Path, tmp_path: Path, turn: int

@@ -50,6 +50,7 @@ def test_figures_do_not_depend_on_the_batch_size(
     }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("batch_size", "ranks"), [(1, 2), (2, 2), (1, 4), (2, 4), (3, 2)])
 def test_figures_do_not_depend_on_the_number_of_ranks(
     oracle: Callable[..., Any], truth: dict[int, Any], source: RecordSource, batch_size: int, ranks: int

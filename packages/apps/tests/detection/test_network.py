@@ -39,6 +39,7 @@ def large_task() -> SSDTask:
     return task
 
 
+@pytest.mark.costly
 def test_a_run_remembers_its_network(
     ssd_train: Callable[..., Any], records: Path, image_dir: Path, tmp_path: Path
 ) -> None:
@@ -63,6 +64,7 @@ def test_a_run_remembers_its_network(
     assert done.status == 0, done.err
 
 
+@pytest.mark.costly
 def test_a_run_remembers_that_its_boxes_vote(
     ssd_train: Callable[..., Any], records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +86,7 @@ def test_a_run_remembers_that_its_boxes_vote(
     assert (done.status, done.error.field) == (78, "box_voting")
 
 
+@pytest.mark.costly
 def test_parity_needs_the_network_of_the_checkpoint(
     ssd_train: Callable[..., Any], records: Path, tmp_path: Path
 ) -> None:
@@ -103,6 +106,7 @@ def test_a_network_that_does_not_exist_is_refused(ssd_train: Callable[..., Any],
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.costly
 def test_a_detector_of_another_network_is_loaded(large_task: SSDTask, image_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
     categories = [{"id": 3, "name": "red", "supercategory": ""}, {"id": 5, "name": "blue", "supercategory": ""}]

@@ -52,6 +52,7 @@ def test_a_plan_states_the_images_of_an_epoch(ssd_train: Program, records: Path)
     assert "images per epoch" in done.out
 
 
+@pytest.mark.costly
 def test_a_run_repeats_and_weighs_and_goes_on_exactly(ssd_train: Program, records: Path, tmp_path: Path) -> None:
     def train(folder: str, steps: int, *flags: object) -> Any:
         given = ("--data_dir", records, "--model_dir", tmp_path / folder, "--steps", steps, "--no_evaluate")

@@ -63,6 +63,7 @@ def test_a_saved_model_names_its_classes(small_network: Callable[..., Any], tmp_
     assert not (saved / "classes.json").exists()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("box_voting", [False, True])
 def test_other_suppressions_find_the_same_detections(detector_network: Any, images: Any, box_voting: bool) -> None:
     reference = DetectionArrays(*Detector(detector_network, box_voting=box_voting).detect(images))

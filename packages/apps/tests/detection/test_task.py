@@ -185,6 +185,7 @@ class Twins:
         return [(tensor + self.others * tensor) / 2 for tensor in tensors]
 
 
+@pytest.mark.costly
 def test_two_ranks_that_are_alike_train_as_one(make_small: Callable[..., SSDTask]) -> None:
     alone, twins, batch = make_small(), Twins(), make_batch()
     task = SSDTask(3, keras_policy="float32", weight_decay=5e-4, communicator=cast("Any", twins))

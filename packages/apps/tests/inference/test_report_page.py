@@ -130,6 +130,7 @@ def test_the_page_belongs_to_the_run(hostile_run: Path, page: Page) -> None:
     assert {"report.html", "analysis.json"} <= set(read(hostile_run / "run.json")["files"])
 
 
+@pytest.mark.costly
 def test_5000_images_make_a_page_that_opens(large_run: Path) -> None:
     path = write_report(large_run)
     assert 4_000_000 < path.stat().st_size < MAX_BYTES  # with as many images as there may be, of the largest size

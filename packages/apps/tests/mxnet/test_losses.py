@@ -57,6 +57,7 @@ def compute(batch: dict[str, Any], loss_function: SSDLoss | None = None) -> tupl
     return [float(loss.asscalar()) for loss in losses], [each.asnumpy() for each in gradients]
 
 
+@pytest.mark.costly
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.005, 0.1, 0.3, 1.0]))
 @settings(max_examples=25, deadline=None)
 def test_loss_and_gradients_are_those_of_tensorflow(seed: int, share: float) -> None:

@@ -90,6 +90,7 @@ def find_difference(found: dict[str, Any], expected: dict[str, Any]) -> float:
     )
 
 
+@pytest.mark.costly
 def test_weights_after_fifty_steps(batches: list[dict[str, Any]]) -> None:
     app = open_app()
     task, planned = build_task(app), app.make_plan(BATCH * PER_EPOCH).learning_rate

@@ -27,6 +27,7 @@ def test_a_recording_is_equal_to_itself(ssd_mxnet_train: Callable[..., Any], tmp
     assert "tensors agree" in done.out
 
 
+@pytest.mark.costly
 def test_a_changed_weight_is_named(ssd_mxnet_train: Callable[..., Any], tmp_path: Path) -> None:
     done = ssd_mxnet_train("--mode", "train", "--steps", 1, "--model_dir", tmp_path / "run")
     assert done.status == 0, done.err

@@ -42,6 +42,7 @@ def test_a_device_that_is_not_there_is_told() -> None:
         require_support(mx.gpu(99), "fp16", "NHWC")
 
 
+@pytest.mark.costly
 def test_a_process_that_was_refused_ends_without_noise() -> None:
     code = """
 import mxnet as mx
@@ -57,6 +58,7 @@ except DeviceError:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.costly
 def test_a_thread_without_a_place_for_its_stack_is_too_little_memory() -> None:
     """MXNet's engine, which has not all of its threads, would let others wait for ever."""
     code = """

@@ -115,6 +115,7 @@ def test_the_log_of_mlperf_is_printed_and_says_whether_caches_were_cleared(
     assert [event["value"] for event in events if event["key"] == "cache_clear"] == [logged]
 
 
+@pytest.mark.costly
 def test_a_continued_run_is_the_uninterrupted_one(
     ssd_mxnet_train: Callable[..., Any], trained: Path, tmp_path: Path
 ) -> None:
@@ -132,6 +133,7 @@ def test_a_continued_run_is_the_uninterrupted_one(
     assert "nothing to train" in ssd_mxnet_train("--steps", STEPS, *flags).out
 
 
+@pytest.mark.costly
 def test_a_killed_run_has_the_log_of_one_that_was_not(
     ssd_mxnet_train: Callable[..., Any], trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +174,7 @@ def test_one_process_has_batch_norm_over_its_own_images(ssd_mxnet_train: Callabl
     assert [event["value"] for event in events if event["key"] == "model_bn_span"] == [2]
 
 
+@pytest.mark.costly
 def test_a_run_that_is_killed_while_its_end_waits_for_scores_gets_them(
     ssd_mxnet_train: Callable[..., Any], trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +199,7 @@ def test_a_run_that_is_killed_while_its_end_waits_for_scores_gets_them(
     assert list_events(folder)[-1] == list_events(trained)[-1]
 
 
+@pytest.mark.costly
 def test_the_log_keeps_scores_that_came_after_the_checkpoint_of_a_killed_run(
     ssd_mxnet_train: Callable[..., Any], trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +269,7 @@ def test_validation_in_the_background_finds_the_same_in_the_same_order(
     assert json.loads((folder / "evaluation.json").read_text())["step"] == STEPS
 
 
+@pytest.mark.costly
 def test_a_target_ends_training(ssd_mxnet_train: Callable[..., Any], tmp_path: Path) -> None:
     flags = ("--val-epochs", 1, "--mlperf", "--model_dir", tmp_path)
     # No box is found so soon, but any is good enough for a target of next to nothing.

@@ -96,6 +96,7 @@ def test_tensors_come_in_the_order_of_computation(small_classifier: Callable[...
     assert layers == {"conv1_bn"}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("options", [{}, {"mixup_alpha": 0.2, "dropout": 0.3, "optimizer": "LARS"}])
 def test_the_steps_are_those_of_training(small_classifier: Callable[..., Any], options: dict[str, Any]) -> None:
     replayed, trained = (make_task(small_classifier, **options) for _ in range(2))

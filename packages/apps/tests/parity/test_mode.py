@@ -41,6 +41,7 @@ def checkpoints(ssd_train: Callable[..., Any], records: Path, finished_run: Path
     return CheckpointFolder(tmp_path / "run" / "checkpoints")
 
 
+@pytest.mark.costly
 def test_two_recordings_on_one_machine_are_equal(
     ssd_train: Callable[..., Any], flags: list[object], tmp_path: Path
 ) -> None:
@@ -62,6 +63,7 @@ def test_two_recordings_on_one_machine_are_equal(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["hidden/kernel", "conv1_bn/moving_variance"])
 def test_a_changed_weight_is_named(
     ssd_train: Callable[..., Any],
@@ -87,6 +89,7 @@ def test_a_changed_weight_is_named(
     assert first["max_difference"] == pytest.approx(1e-3, rel=1e-3)
 
 
+@pytest.mark.costly
 def test_checkpoints_are_compared(
     ssd_train: Callable[..., Any],
     checkpoints: CheckpointFolder,
@@ -102,6 +105,7 @@ def test_checkpoints_are_compared(
     assert read_recording(tmp_path / "first").side["weights"] == "checkpoint of step 1"
 
 
+@pytest.mark.costly
 def test_a_recording_by_other_flags_or_of_other_data_is_refused(
     ssd_train: Callable[..., Any], flags: list[object], tmp_path: Path
 ) -> None:

@@ -167,8 +167,9 @@ def open_starter(weights: Path, small_network: Callable[..., Any]) -> Iterator[C
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gaudi_apps.detection.detector.build_ssd", partial(small_network, names=SMALL["NAMES"]))
 
-        def run(*, waits: bool = True, **flags: Any) -> Running:
-            server = Running(ServeFlags(flags.pop("model_dir", weights), **flags))
+        # On a machine that does other work an answer takes longer than a user would wait.
+        def run(*, waits: bool = True, timeout_s: float = 600.0, **flags: Any) -> Running:
+            server = Running(ServeFlags(flags.pop("model_dir", weights), timeout_s=timeout_s, **flags))
             running.append(server)
             patch.setattr(ImageService, "count_answer", count_and_tell)
             while waits and server.ask("GET", "/readyz").status != 200:

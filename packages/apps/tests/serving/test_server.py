@@ -201,7 +201,7 @@ def test_the_memory_of_what_waits_is_bounded(
 ) -> None:
     monkeypatch.setattr("gaudi_apps.inference.serving.service.BODY_BYTES", 2 * len(images[1]) - 1)
     monkeypatch.setattr("gaudi_apps.inference.serving.service.BODIES", 0)
-    server = start(timeout_s=600.0, max_batch=1)
+    server = start(max_batch=1)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(server.post, "/predict", images[1])
         assert gate.sizes.get(timeout=600) == 1
@@ -223,7 +223,7 @@ def test_images_of_clients_that_left_are_not_decoded(
         return prepare(model, encoded, **options)
 
     monkeypatch.setattr(ServedModel, "prepare", prepare_later)
-    server = start(decoders=1, timeout_s=600.0)
+    server = start(decoders=1)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(server.post, "/predict", images[0])
         assert gate.sizes.get(timeout=600) == 0
@@ -274,7 +274,7 @@ LARGE = 16 * 2**20
 def large(start: Start, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Start a server whose drawings are larger than what the system keeps of what is sent."""
     monkeypatch.setattr(ServedModel, "draw", lambda *_: bytes(LARGE))
-    return start(timeout_s=600.0)
+    return start()
 
 
 def ask_slowly(server: Any, image: bytes) -> socket.socket:
@@ -298,7 +298,7 @@ def test_a_stop_waits_until_answers_are_taken(large: Any, images: list[bytes]) -
 def test_a_client_that_does_not_take_its_answer_is_closed(
     start: Start, images: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = start(timeout_s=600.0)
+    server = start()
 
     def draw_impatiently(*_: object) -> bytes:
         object.__setattr__(server.flags, "timeout_s", 0.01)  # from now on
@@ -375,7 +375,7 @@ def test_a_slow_body_and_a_slow_head_are_ended(start: Start, images: list[bytes]
 
 
 def test_a_full_queue_refuses_and_a_slow_network_too(start: Start, gate: Any, images: list[bytes]) -> None:
-    server = start(max_queue=1, timeout_s=600.0)
+    server = start(max_queue=1)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(server.post, "/predict", images[0])
         assert gate.sizes.get(timeout=600) == 1
@@ -396,7 +396,7 @@ def test_an_image_that_is_not_answered_in_time_is_refused(start: Start, gate: An
 
 
 def test_a_client_that_leaves_is_not_waited_for(start: Start, gate: Any, images: list[bytes]) -> None:
-    server = start(max_batch=1, timeout_s=600.0)
+    server = start(max_batch=1)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(server.post, "/predict", images[0])
         assert gate.sizes.get(timeout=600) == 1
@@ -410,7 +410,7 @@ def test_a_client_that_leaves_is_not_waited_for(start: Start, gate: Any, images:
 
 
 def test_a_stop_finishes_what_is_in_flight(start: Start, gate: Any, images: list[bytes]) -> None:
-    server = start(timeout_s=600.0)
+    server = start()
     kept, second = server.connect(), server.connect()
     for one in (kept, second):
         one.request("GET", "/healthz")
@@ -503,6 +503,7 @@ def test_ready_names_the_classes(server: Any, schema: Any) -> None:
     check(server.ask("GET", "/healthz"), "Health", schema)
 
 
+@pytest.mark.costly
 def test_a_classifier_names_classes(start: Start, images: list[bytes], tmp_path: Path) -> None:
     classes = [{"name": name} for name in ("blue", "green", "red")]
     path = tmp_path / "weights.safetensors"

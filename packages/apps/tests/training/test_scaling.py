@@ -194,6 +194,7 @@ def test_the_launched_command_has_no_flags_of_the_plan() -> None:
     assert drop_plan_flags(["--mode", "plan", "--json", *given]) == ["--use_horovod", "--hvd_workers=2", "--seed", "1"]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_tensors_and_buckets_are_those_of_the_network(name: str) -> None:
     from gaudi_distributed.comm.communicator import plan_buckets

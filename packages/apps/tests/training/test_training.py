@@ -128,6 +128,7 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return figures
 
 
+@pytest.mark.costly
 def test_mpirun_gets_plain_lines(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # as if the terminal that it opens were one
     for name, value in {"RANK": "0", "SIZE": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}.items():
@@ -178,6 +179,7 @@ def test_a_run_leaves_what_belongs_to_it(train: Program, tmp_path: Path) -> None
     assert list(tmp_path.rglob("*.xplane.pb")) == []
 
 
+@pytest.mark.costly
 def test_the_configuration_beside_a_run_makes_the_same_run(train: Program, ssd_train: Program, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     train(one, "--steps", 2, "--lr_drop_epochs", 0.5, 1, "--k", -3, "--flip_probability", 0)
@@ -197,6 +199,7 @@ def test_the_configuration_beside_a_run_makes_the_same_run(train: Program, ssd_t
     assert "step 2" in done.out
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_run_that_is_stopped_saves_its_step_and_goes_on(
     train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
@@ -227,6 +230,7 @@ def test_a_run_that_is_stopped_saves_its_step_and_goes_on(
     assert "has 5 of 5 steps" in train(broken, *flags).out
 
 
+@pytest.mark.costly
 def test_the_newest_checkpoint_that_can_be_read_is_used(train: Program, tmp_path: Path) -> None:
     assert train(tmp_path, "--steps", 4).status == 0
     uninterrupted = load(tmp_path)
@@ -249,6 +253,7 @@ def test_the_newest_checkpoint_that_can_be_read_is_used(train: Program, tmp_path
     assert list_files(tmp_path / "checkpoints") == before
 
 
+@pytest.mark.costly
 def test_another_configuration_is_refused_and_more_steps_are_not(
     train: Program, copy_run: Callable[[Path, int], None], tmp_path: Path
 ) -> None:
@@ -291,6 +296,7 @@ def test_other_data_is_refused(
     assert (done.error.path, done.error.field) == (str(folder / "run.json"), "data")
 
 
+@pytest.mark.costly
 def test_a_replaced_shard_is_noticed_but_by_a_run_of_an_earlier_release(
     train: Program, records: Path, tmp_path: Path
 ) -> None:
@@ -328,6 +334,7 @@ def test_a_wrong_command_cleans_nothing(train: Program, copy_run: Callable[[Path
     assert list_files(folder) == before
 
 
+@pytest.mark.costly
 def test_an_infinite_rate_ends_the_run_before_anything_is_saved(train: Program, tmp_path: Path) -> None:
     done = train(tmp_path, "--steps", 4, "--base_lr", "inf")
     assert done.status == 70
@@ -351,6 +358,7 @@ def test_weights_that_overflow_end_the_run_and_the_last_good_ones_stay(train: Pr
     assert all(np.isfinite(tensor).all() for tensor in load(tmp_path).tensors.values())
 
 
+@pytest.mark.costly
 def test_a_disk_that_is_full_ends_the_run_and_its_last_checkpoint_stays(train: Program, tmp_path: Path) -> None:
     """Files may have as many bytes as nothing but a checkpoint needs."""
     assert train(tmp_path, "--steps", 1, "--ema_decay", 0.9).status == 0
@@ -392,6 +400,7 @@ def test_a_box_that_is_no_number_is_named_with_record_and_image(train: Program, 
     assert len(done.err.splitlines()[-1]) < 500
 
 
+@pytest.mark.costly
 def test_the_best_checkpoint_is_kept_besides_the_newest(
     train: Program, ssd_train: Program, records: Path, tmp_path: Path, scores: list[float]
 ) -> None:
@@ -432,6 +441,7 @@ def test_the_best_checkpoint_is_kept_besides_the_newest(
     assert "no checkpoint 2;" in done.err
 
 
+@pytest.mark.costly
 def test_a_best_checkpoint_of_steps_that_are_done_again_is_none(
     train: Program, tmp_path: Path, scores: list[float]
 ) -> None:
@@ -447,6 +457,7 @@ def test_a_best_checkpoint_of_steps_that_are_done_again_is_none(
     assert list_steps(tmp_path, "best") == [3]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("flags", "given", "steps", "numbers"),
     [
@@ -476,6 +487,7 @@ def test_training_ends_early_and_stays_ended(
     assert load(tmp_path).step == steps
 
 
+@pytest.mark.costly
 def test_patience_counts_on_after_a_stop(
     train: Program, tmp_path: Path, scores: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -488,6 +500,7 @@ def test_patience_counts_on_after_a_stop(
     assert load(tmp_path).step == 3
 
 
+@pytest.mark.costly
 def test_the_average_of_the_weights_is_what_is_scored(
     train: Program,
     ssd_train: Program,
@@ -560,6 +573,7 @@ def test_a_wrong_file_of_weights_leaves_all_as_it_was(
     assert list_files(old) == before
 
 
+@pytest.mark.costly
 def test_static_batches_are_the_same_training(
     train: Program, copy_run: Callable[[Path, int], None], records: Path, tmp_path: Path
 ) -> None:
@@ -579,6 +593,7 @@ def test_random_images_need_no_data(ssd_train: Program, tmp_path: Path) -> None:
     assert len(load(tmp_path).metadata["categories"]) == 80
 
 
+@pytest.mark.costly
 def test_a_checkpoint_is_used(
     train: Program,
     ssd_train: Program,
@@ -644,6 +659,7 @@ def test_without_a_checkpoint_there_is_nothing_to_use(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.costly
 def test_files_without_records_give_the_same_training(train: Program, train_files: Program, tmp_path: Path) -> None:
     assert train(tmp_path / "records", "--steps", 4, "--deterministic", scored=True).status == 0
     assert train_files(tmp_path / "files", "--steps", 4, "--deterministic").status == 0
@@ -676,6 +692,7 @@ def test_files_that_are_not_there_are_named(train_files: Program, tmp_path: Path
     assert "nowhere" in done.err
 
 
+@pytest.mark.costly
 def test_a_training_beside_another_ends_and_writes_nothing(train: Program, tmp_path: Path) -> None:
     with RunFolder(tmp_path / "run").lock():
         before = list_files(tmp_path)

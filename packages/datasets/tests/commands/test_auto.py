@@ -112,6 +112,7 @@ def test_images_of_any_layout_are_shown(boxes: Path, classes: Path) -> None:
         assert run("show", "auto", "--data", data, "--output_dir", shown, "--split", "test") == 66
 
 
+@pytest.mark.costly
 def test_a_sheet_of_each_split_says_where_it_is(
     boxes: Path, classes: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ def test_annotations_and_records_of_detection_are_measured(folder: Path, measure
         assert document["formats"] == {"JPEG": document["images_looked_at"]}
 
 
+@pytest.mark.costly
 def test_folders_and_records_of_classification_are_measured(folder: Path, measure: Callable[..., Any]) -> None:
     for source, images in ((("--data_dir", folder), 10), (("--data_dir", folder / "classes", "--split", "val"), 10)):
         document = measure(*source)

@@ -86,6 +86,7 @@ class Faulty(CocoSource):
         return super().read(index)
 
 
+@pytest.mark.costly
 def test_a_damaged_image_is_named_and_a_process_that_ended_too(image_dir: Path, tmp_path: Path) -> None:
     shutil.copytree(image_dir, tmp_path, dirs_exist_ok=True)
     source, options = open_images(tmp_path, Faulty), InputOptions(2, processes=1)
@@ -115,6 +116,7 @@ def test_a_damaged_image_is_named_and_a_process_that_ended_too(image_dir: Path, 
         assert "SIGKILL" in str(ended.value)
 
 
+@pytest.mark.costly
 def test_processes_end_with_what_started_them(image_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "numpy.py").write_text("raise SystemExit(3)\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)  # of which nothing is imported

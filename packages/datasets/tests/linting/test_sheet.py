@@ -56,6 +56,7 @@ def test_many_boxes_in_a_image_and_none_at_all_have_bins() -> None:
     assert [len(one.values) for one in describe_images(np.zeros((0, 2), np.int32))] == [0, 0]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_a_sheet_is_written_whole(train: Path, tmp_path: Path, ending: str) -> None:
     annotations = read_coco(train)

@@ -109,6 +109,7 @@ def test_there_may_be_more_shards_than_records(tmp_path: Path) -> None:
     assert [shard["records"] for shard in manifest["shards"]] == [1, 1, 0, 0]
 
 
+@pytest.mark.costly
 def test_any_number_of_processes_writes_the_same(tmp_path: Path) -> None:
     found = []
     for processes in (1, 2, 5):
@@ -240,6 +241,7 @@ def test_a_fault_leaves_nothing_behind(tmp_path: Path, processes: int) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.costly
 def test_a_worker_that_is_killed_is_told(tmp_path: Path) -> None:
     program = start(tmp_path / "out", 2, trouble="death")
     _, error = program.communicate(timeout=SECONDS)

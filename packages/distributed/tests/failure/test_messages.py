@@ -38,6 +38,7 @@ messages = st.one_of(
 )
 
 
+@pytest.mark.costly
 @given(messages)
 def test_every_message_is_one_line_of_bounded_length_that_can_be_read(message: Message) -> None:
     line = encode_message(message)

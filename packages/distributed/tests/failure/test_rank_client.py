@@ -47,6 +47,7 @@ def test_killed_rank(start_ranks: START, rank: int, name: str) -> None:
     assert run.announced() == []
 
 
+@pytest.mark.costly
 def test_kill_at_random_times(start_ranks: START) -> None:
     """At whatever the rank does some steps after it was welcome, and long before its silence would be noticed."""
     for _ in range(4):

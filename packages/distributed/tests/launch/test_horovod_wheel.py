@@ -132,6 +132,7 @@ def test_debug_information_is_left_out(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (3, "-pipe|-O3 -g|-c|a b.cc|-g0|")
 
 
+@pytest.mark.costly
 def test_without_a_package_index_it_says_what_it_needs(tmp_path: Path) -> None:
     environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
     environ |= {"PIP_CONFIG_FILE": os.devnull}

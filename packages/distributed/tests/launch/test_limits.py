@@ -64,6 +64,7 @@ def end(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
     return process.returncode, [line for line in error.splitlines() if line.startswith("gaudi-run: error: ")]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "flags",
     [("--backend", "gloo"), ("--backend", "multi_worker", "--tag_output"), ("--backend", "gloo", "--log_dir", "{}")],

@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 
 def run(code: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
@@ -10,6 +12,7 @@ def run(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.costly
 def test_no_tensorflow_is_imported() -> None:
     code = """
 import importlib, pkgutil, sys
@@ -36,6 +39,7 @@ except ImportError as error:
     assert "'gaudi-models[mxnet]'" in message
 
 
+@pytest.mark.costly
 def test_with_a_numpy_that_is_too_new_the_error_says_so() -> None:
     code = """
 import numpy

@@ -32,6 +32,7 @@ def wake_blocks(net: SSD) -> None:
             parameter.set_data(mx.nd.ones(parameter.shape))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("depth", [18, 34, pytest.param(50, marks=pytest.mark.slow)])
 def test_parameters_are_those_of_the_keras_network(depth: int, detector: Callable[[int], Any]) -> None:
     parameters = name_parameters(build_ssd(81, depth=depth))
@@ -55,6 +56,7 @@ def test_outputs_are_float32_and_raw(images: Any) -> None:
     assert logits.asnumpy().min() < 0
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("pool_padding", ["same", "symmetric"])
 def test_hybridized_is_the_same(images: Any, pool_padding: Any) -> None:
     net = build(pool_padding=pool_padding)

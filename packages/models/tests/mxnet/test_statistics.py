@@ -69,6 +69,7 @@ def test_channels_last_is_the_same() -> None:
         np.testing.assert_allclose(found[name], values.transpose(axes) if values.ndim == 4 else values, atol=1e-5)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_every_batch_norm_of_the_network_is_reduced_under_a_name_of_its_own(
     request: pytest.FixtureRequest, precision: Any

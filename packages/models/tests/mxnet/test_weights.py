@@ -55,6 +55,7 @@ def draw_shapes(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> dict[str, An
     return tensors
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("pool_padding", ["same", "symmetric"])
 @pytest.mark.parametrize("from_tensorflow", [False, True])
 def test_both_frameworks_compute_the_same(tmp_path: Path, pool_padding: Any, from_tensorflow: bool) -> None:
@@ -137,6 +138,7 @@ def write_backbone(path: Path, tensors: dict[str, Any]) -> Path:
     return path
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("suffix", [".pickle", ".npz"])
 def test_the_submissions_backbone_is_the_backbone(tmp_path: Path, suffix: str) -> None:
     net = build(depth=34)

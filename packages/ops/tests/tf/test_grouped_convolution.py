@@ -251,6 +251,7 @@ def test_auto_chooses_by_device(
     assert count_convolutions("auto") == convolutions
 
 
+@pytest.mark.costly
 def test_auto_has_gradients_without_grouped_kernels() -> None:
     code = """
 import tensorflow as tf

@@ -152,6 +152,7 @@ def test_keras_configuration_makes_an_equal_optimizer() -> None:
     np.testing.assert_allclose(second.get_config()["learning_rate"]["config"]["schedule"]["peak_rate"], 9.5)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
 def test_keras_fits_saves_and_goes_on(policy: str, tmp_path: Path) -> None:
     keras.mixed_precision.set_global_policy(policy)

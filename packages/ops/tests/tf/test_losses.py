@@ -177,6 +177,7 @@ def test_bfloat16_predictions_give_float32_losses(form: Form) -> None:
     np.testing.assert_allclose(losses, reference.ssd_loss(**inputs), rtol=1e-5)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("form", FORMS)
 def test_compiled_by_xla(form: Form) -> None:
     inputs = random_batch((4, 0, 15))

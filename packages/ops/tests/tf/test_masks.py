@@ -40,6 +40,7 @@ def draw_values(*, subnormal: bool = True) -> st.SearchStrategy[tuple[npt.NDArra
 values_and_k = draw_values()
 
 
+@pytest.mark.costly
 @given(values_and_k)
 @example((np.array([[0.0, -0.0, 0.0, -0.0]] * 5, np.float32), np.array([0, 1, 2, 3, 4], np.int32)))
 @example((np.array([[1e-45, 0.0, 2e-45, -1e-45]] * 4, np.float32), np.array([1, 2, 3, 4], np.int32)))

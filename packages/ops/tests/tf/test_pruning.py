@@ -33,6 +33,7 @@ def test_mask_by_hand() -> None:
         np.testing.assert_array_equal(magnitude_mask(weights, sparsity), np.reshape(kept, [3, 2]).astype(bool))
 
 
+@pytest.mark.costly
 def test_more_weights_than_float32_counts_are_pruned_exactly() -> None:
     weights = np.zeros(2**24 + 64, np.float32)
     weights[-3:] = -1
