@@ -100,6 +100,12 @@ def test_a_caption_stands_above_and_is_cut_where_there_is_no_room() -> None:
     assert (bar != PAPER).any(axis=(1, 2)).sum() > 8
 
 
+@pytest.mark.parametrize("size", [(6000, 1), (1, 6000)])
+def test_letters_do_not_grow_with_a_strip(size: tuple[int, int]) -> None:
+    captioned = add_caption(paint(*size), "title")
+    assert captioned.height == size[1] + add_caption(paint(), "title").height - 640
+
+
 def test_images_are_joined_at_the_height_of_the_highest() -> None:
     joined = join_images([paint(100, 50), paint(10, 25), paint(30, 100)])
     assert joined.size == (200 + 8 + 40 + 8 + 30, 100)

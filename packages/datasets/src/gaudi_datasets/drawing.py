@@ -161,6 +161,11 @@ class _Tag(NamedTuple):
     is_dashed: bool
 
 
+def _find_unit(size: tuple[int, int]) -> float:
+    """Return what letters and lines grow by with an image; those of a long strip would hide it, and take minutes."""
+    return min(max(size), max(4 * min(size), SMALLEST_SIDE)) / SMALLEST_SIDE
+
+
 def _to_corners(canvas: Image.Image, boxes_yxyx: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.int_]:
     bottom, right = canvas.height - 1, canvas.width - 1
     corners = np.clip(np.reshape(boxes_yxyx, (-1, 4)), 0, 1) * [bottom, right, bottom, right]
@@ -169,7 +174,7 @@ def _to_corners(canvas: Image.Image, boxes_yxyx: npt.NDArray[np.floating[Any]]) 
 
 def _draw_tags(canvas: Image.Image, tags: Sequence[_Tag], max_boxes: int | None) -> None:
     """Draw boxes, the first one on top, then their texts, and the number of those beyond `max_boxes`."""
-    pen, unit = ImageDraw.Draw(canvas), max(canvas.size) / SMALLEST_SIDE
+    pen, unit = ImageDraw.Draw(canvas), _find_unit(canvas.size)
     shown = tags[:max_boxes]
     for tag in shown[::-1]:
         _draw_frame(pen, tag.corners, tag.colour, round(2 * unit), dashed=tag.is_dashed)
@@ -196,7 +201,7 @@ def add_caption(image: Image.Image, title: str, detail: str = "") -> Image.Image
 
     Letters that the font lacks are question marks.
     """
-    unit = max(1.0, max(image.size) / SMALLEST_SIDE)
+    unit = max(1.0, _find_unit(image.size))
     font, margin = _font(14 * unit), round(_MARGIN * unit)
     ascent, descent = font.getmetrics()
     bar = ascent + descent + 2 * margin
