@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -230,3 +231,16 @@ def test_a_name_may_begin_with_a_tilde(image_dir: Path, tmp_path: Path, monkeypa
     assert predict_images("~tmp.png", prepare, 1, lambda batch: [image.name for image in batch]) == "~tmp.png"
     monkeypatch.setenv("HOME", str(tmp_path))
     assert find_files(["~/~tmp.png"]) == [tmp_path / "~tmp.png"]
+
+
+def test_frames_that_come_in_one_array_are_told_apart() -> None:
+    buffer = np.zeros([2, 2, 3], np.uint8)
+
+    def read() -> Iterator[Image]:
+        for number in range(3):
+            buffer[:] = number
+            yield buffer
+
+    prepare = Preprocessor(lambda pixels: np.array(pixels, np.float32))
+    read_pixels = list(predict_images(read(), prepare, 3, lambda batch: [image.read_pixels for image in batch]))
+    assert [int(one().max()) for one in read_pixels] == [0, 1, 2]

@@ -418,7 +418,8 @@ def predict_images(
         return list(run(images))
     if not isinstance(images, Iterable) or hasattr(images, "read"):  # an open file would give its lines
         raise TypeError(f"images are {type(images).__name__}; give paths, bytes, arrays, PIL images or many of them")
-    return run(images)
+    # A camera may write each frame into the same array.
+    return run(one.copy() if isinstance(one, np.ndarray) else one for one in images)
 
 
 def read_given(image: Any, prepare: Preprocessor) -> Iterator[InputImage]:
