@@ -20,7 +20,7 @@ from gaudi_apps.inference.visualizer import (
     write_image,
 )
 from gaudi_datasets.drawing import class_colour, to_drawable
-from gaudi_datasets.errors import BadImageError
+from gaudi_datasets.errors import BadImageError, DataError
 
 NAMES = ["cat", "dog"]
 
@@ -119,6 +119,12 @@ def test_a_disk_that_fails_is_no_bad_image(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(OSError) as caught:
         to_pixels(PIL.Image.new("RGB", (2, 2)))
     assert caught.value.errno == errno.EIO
+
+
+def test_an_image_without_pixels_is_refused() -> None:
+    for image in (PIL.Image.new("RGB", (3, 0)), np.zeros([0, 3, 3], np.uint8)):
+        with pytest.raises(DataError):
+            to_pixels(image)
 
 
 @pytest.mark.parametrize("mode", ["La", "RGBa"])

@@ -196,7 +196,7 @@ def to_pixels(image: Any) -> Image:
         if upright.mode == "F":
             raise DataError("an image is of floating-point numbers; scale them to 0..255 and give uint8")
         upright = upright.convert(upright.mode.upper()) if upright.mode in ("La", "RGBa") else upright
-        return np.asarray(upright.convert("RGB"), np.uint8)
+        image = np.asarray(upright.convert("RGB"), np.uint8)
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
         kind = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
         raise DataError(f"an image is {kind}; give uint8 [height, width, 3] in RGB, a PIL image, bytes or a path")
