@@ -162,6 +162,14 @@ def test_what_is_missing_or_damaged_is_named(copied: Path, name: str, content: s
     assert 'id="missing"' in html or content == '{"kind": 3}' or name == "run_log.json"
 
 
+@pytest.mark.parametrize("content", ['{"figures": null}', '{"classes": null}', '{"figures": {}, "classes": [3]}'])
+def test_a_damaged_evaluation_is_named_where_runs_are_compared(copied: Path, content: str) -> None:
+    whole = read_run(copied)
+    (copied / "evaluation.json").write_text(content)
+    found = Page(make_comparison([read_run(copied), whole._replace(folder=copied / "other")]))
+    assert "not as expected" in found.text
+
+
 @pytest.mark.parametrize(("fitted", "shown"), [(21, ("30", "21")), (30, ("30",)), (0, ("0",))])
 def test_the_flags_tell_the_steps_that_were_trained(copied: Path, fitted: int, shown: tuple[str, ...]) -> None:
     config = copied / "config.yaml"

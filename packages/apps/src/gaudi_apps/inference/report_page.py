@@ -154,7 +154,7 @@ def make_comparison(runs: Sequence[RunFiles]) -> str:
     ]
     charts = [
         ("Loss", attempt("Loss", _overlay_losses, names, runs)),
-        ("Metric", attempt("Metrics during training", sections.draw_scores, _pair_scores(names, runs))),
+        ("Metric", attempt("Metrics during training", lambda: sections.draw_scores(_pair_scores(names, runs)))),
     ]
     return (
         _open_templates()
@@ -162,10 +162,10 @@ def make_comparison(runs: Sequence[RunFiles]) -> str:
         .render(
             names=names,
             notes=notes,
-            figures=attempt("Metrics", _align, [sections.read_figures(run) for run in runs], True) or [],
-            classes=attempt("Classes", _align, [_read_class_scores(run) for run in runs], True) or [],
+            figures=attempt("Metrics", lambda: _align([sections.read_figures(run) for run in runs], True)) or [],
+            classes=attempt("Classes", lambda: _align([_read_class_scores(run) for run in runs], True)) or [],
             score="AP" if any(map(sections.is_detection, runs)) else "accuracy",
-            about=attempt("Plan and speed", _align, [dict(sections.list_run(run)) for run in runs]) or [],
+            about=attempt("Plan and speed", lambda: _align([dict(sections.list_run(run)) for run in runs])) or [],
             flags=[row for row in _align([run.flags for run in runs]) if len({repr(value) for value in row[1]}) > 1],
             charts=[(title, chart) for title, chart in charts if chart],
             missing=missing,
