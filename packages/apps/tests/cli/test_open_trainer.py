@@ -12,6 +12,7 @@ import pytest
 import gaudi_apps
 from gaudi_apps.training.trainer import Callback
 from gaudi_datasets.errors import FlagError, MissingExtraError, MissingInputError
+from gaudi_distributed import write_tf_config
 
 
 class Counter(Callback):
@@ -67,3 +68,25 @@ def test_errors_are_those_of_the_program(records: Path, tmp_path: Path, monkeypa
     for name in ("yolo_train", "os", "detection.detector"):
         with pytest.raises(ValueError, match="ssd_train"), gaudi_apps.open_trainer(name):
             pass
+
+
+def test_ranks_that_were_launched_train_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the engine that the launcher started them for, or that flags name."""
+    opened = list[Any]()
+
+    def note(self: Any, config: Any, distribution: Any) -> None:
+        opened.append((distribution.rank_info.rank, distribution.rank_info.size, distribution.communication.engine))
+        raise InterruptedError
+
+    monkeypatch.setattr("gaudi_apps.ssd_train.SSDTrain.open", note)
+    monkeypatch.setenv("TF_CONFIG", write_tf_config(["localhost:2410", "localhost:2411"], 1))
+    flags: dict[str, Any] = {"use_fake_data": True, "device": "cpu", "batch_size": 2, "model_dir": tmp_path}
+    with (
+        pytest.raises(InterruptedError),
+        gaudi_apps.open_trainer("ssd_train", distribution_strategy="multi_worker", **flags),
+    ):
+        pass
+    monkeypatch.setenv("GAUDI_RUN_ENGINE", "multi_worker")
+    with pytest.raises(InterruptedError), gaudi_apps.open_trainer("ssd_train", **flags):
+        pass
+    assert opened == [(1, 2, "multi_worker")] * 2

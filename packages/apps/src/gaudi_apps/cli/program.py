@@ -286,7 +286,8 @@ def open_trainer(program: str, **flags: Any) -> Iterator[Trainer]:
     with contextlib.ExitStack() as stack:
         reporter = stack.enter_context(FailureReporter(program))
         reporter.begin("start")
-        app = found.open(config, Distribution())
+        distribution = find_distribution(config.distribution.to_distribution(), os.environ, _device_finder(config))
+        app = found.open(config, distribution)
         app.began = began
         require_loggers(app.settings.log_to)
         app.find_inputs("train")
