@@ -8,9 +8,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_apps.classification.data import DecodedSource, JoinedSource, encode_bitmap, open_source
+from gaudi_apps.classification.data import (
+    DecodedSource,
+    JoinedSource,
+    encode_bitmap,
+    open_source,
+    open_training_data,
+)
+from gaudi_apps.resnet_train import ResNetConfig, make_train_config
+from gaudi_apps.runtime.settings import Distribution
 from gaudi_datasets.classification.sources import open_split
 from gaudi_datasets.errors import DataError, MissingInputError
+from gaudi_datasets.flags import parse_flags
+from gaudi_distributed.cluster.rank_info import RankInfo
 
 
 def test_splits_are_joined_in_their_order(folders: Path) -> None:
@@ -85,3 +95,19 @@ def test_decoded_images_are_kept_as_far_as_memory_goes(folders: Path) -> None:
         np.testing.assert_array_equal(*images)
     assert cached.read(0) is cached.read(0)
     assert (cached.fingerprint, cached.class_names) == (source.fingerprint, source.class_names)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_ranks_of_a_machine_share_the_memory_for_decoded_images(
+    ranks: int, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reads all images in the end, and would else keep as many as fit into half of what is free."""
+    most = list[int]()
+    monkeypatch.setattr("gaudi_datasets.memory.measure_free_memory", lambda: 1600)
+    monkeypatch.setattr(DecodedSource, "__init__", lambda self, source, max_bytes=-1: most.append(max_bytes))
+    monkeypatch.setattr(DecodedSource, "__len__", lambda self: 12)
+    words = ["--data_dir", str(folders), "--cache_decoded_image", "--batch_size", "8"]
+    config = parse_flags(ResNetConfig, words, prog="resnet_train")
+    distribution = Distribution(RankInfo(size=ranks, local_size=ranks))
+    open_training_data(make_train_config(config, distribution))
+    assert most == [800 // ranks]

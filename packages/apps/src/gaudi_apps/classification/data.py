@@ -22,7 +22,7 @@ from gaudi_datasets.classification.examples import ClassificationExample, Classi
 from gaudi_datasets.classification.sources import open_split
 from gaudi_datasets.drawing import to_drawable
 from gaudi_datasets.errors import DataError, MissingInputError
-from gaudi_datasets.memory import SHARE_OF_FREE_MEMORY, measure_free_memory
+from gaudi_datasets.memory import decide_cache
 from gaudi_datasets.sampling import InputOptions
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ def open_training_data(config: TrainConfig) -> TrainingData:
     _require_two_classes(source)
     checked = check_source(source, data, config.run, trains=True)
     if data.cache_decoded_image:
-        checked = DecodedSource(checked)
+        share = decide_cache(0, processes=config.run.distribution.rank_info.local_size)
+        checked = DecodedSource(checked, share.allowed)
     ranges = AugmentationRange(
         min_area=config.min_crop_area, color_jitter=data.color_jitter, gray_probability=data.gray_probability
     )
@@ -183,12 +184,11 @@ class DecodedSource:
 
     Args:
         source: the images.
-        max_bytes: of memory; None: half of the free memory.
+        max_bytes: of memory.
     """
 
-    def __init__(self, source: ClassificationSource, max_bytes: int | None = None) -> None:
-        self._source = source
-        self._left = measure_free_memory() * SHARE_OF_FREE_MEMORY if max_bytes is None else max_bytes
+    def __init__(self, source: ClassificationSource, max_bytes: int) -> None:
+        self._source, self._left = source, max_bytes
         self._decoded: dict[int, ClassificationExample] = {}
         self.name, self.class_names, self.fingerprint = source.name, source.class_names, source.fingerprint
         self.former_fingerprint = getattr(source, "former_fingerprint", source.fingerprint)
