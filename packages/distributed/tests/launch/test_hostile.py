@@ -55,6 +55,18 @@ REFUSED: dict[str, tuple[list[str], dict[str, str], int, str]] = {
     "mpi root": (["--np", "1"], {"MPI_ROOT": f"/opt/$({TOUCH})"}, 78, "MPI_ROOT"),
     "mpi root relative": (["--np", "1", "--mpi_root", "opt"], {}, 78, "MPI_ROOT 'opt'"),
     "hosts of two kinds": (["--hosts", "a:1"], {"MULTI_HLS_IPS": "10.0.0.1"}, 78, "which MULTI_HLS_IPS"),
+    "loopback among hosts": (
+        ["--hosts", "10.0.0.2:1,LocalHost:1", "--backend", "multi_worker", "--dry_run"],
+        {},
+        78,
+        "host LocalHost: is",
+    ),
+    "loopback address": (
+        ["--hosts", "127.0.0.1:1,10.0.0.2:1", "--backend", "multi_worker", "--dry_run"],
+        {},
+        78,
+        "host 127.0.0.1: is",
+    ),
     "hls ips": (["--np", "1"], {"MULTI_HLS_IPS": f"10.0.0.1 {TOUCH}"}, 78, "not a host"),
     "slurm list": (["--np", "1"], {"SLURM_JOB_NODELIST": f"n[1-$({TOUCH})]"}, 78, "number or range"),
     "slurm half set": ([], {"SLURM_JOB_NODELIST": "a,b", "SLURM_TASKS_PER_NODE": "1"}, 78, "counts ranks of 1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal
 import subprocess
@@ -220,8 +221,12 @@ def _gloo_variables(interface: str | None) -> dict[str, str]:
 
 
 def plan_multi_worker(plan: LaunchPlan) -> list[Process]:
-    """Return the processes of tf.distribute, each with its TF_CONFIG."""
+    """Return the processes of tf.distribute, each with its TF_CONFIG; ConfigurationError for a loopback address."""
     workers = plan.cluster.workers
+    own = re.search(r"(?im)^(localhost|127\.[\d.]+|\[::1\]):", "\n".join(workers))
+    if own is not None and not plan.is_local:
+        remedy = "name it as the others reach it"
+        raise ConfigurationError(f"host {own[1]}: is to each host that host itself", record=own[1], remedy=remedy)
     return _plan(plan, lambda assigned: {"TF_CONFIG": write_tf_config(workers, assigned.rank)})
 
 
