@@ -169,6 +169,20 @@ def test_error_that_another_worker_would_meet(run: Run) -> None:
     assert last.startswith("gaudi-run: error: worker 2 on 127.0.0.2: ended with status 65")
 
 
+@pytest.mark.parametrize(("ended", "expected"), [("74", 74), ("-9", 75)])
+def test_a_worker_that_fails_after_another_was_done(run: Run, ended: str, expected: int) -> None:
+    """As one whose output was lost: the run is not what all of them have done."""
+    process = run.start(*BOTH)
+    run.assignment(1, 1)
+    run.assignment(1, 2)
+    run.order(1, "done")
+    run.told.wait_for("worker 1 is done", process=process)
+    run.order(2, f"end {ended}")
+    status, _, last = run.end()
+    assert status == expected
+    assert last.startswith("gaudi-run: error: worker 2 on 127.0.0.2: ended ")
+
+
 def test_all_are_lost(run: Run) -> None:
     run.start(*BOTH)
     run.assignment(1, 1)

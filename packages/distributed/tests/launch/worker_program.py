@@ -40,6 +40,7 @@ def main() -> int:
             while not is_over:
                 order, _, argument = orders.readline().strip().partition(" ")
                 if order == "done":
+                    told.write(f"worker {worker} is done\n")
                     return 0
                 if order == "end":
                     end(int(argument))

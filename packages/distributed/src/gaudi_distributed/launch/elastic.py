@@ -216,6 +216,8 @@ class ElasticRun:
         with catch_signals() as asked:
             try:
                 self._go_on(asked)
+                if self._failed is not None and not asked:  # others of this round were done
+                    raise self._make_end()
             finally:
                 self._hosts.close()
                 finish_processes(self._running.values())
