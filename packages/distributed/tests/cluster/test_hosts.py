@@ -171,3 +171,14 @@ def test_a_pipe_is_no_hostfile(tmp_path: Path) -> None:
     with pytest.raises(MissingProgramError) as caught:
         find_cluster({}, hostfile=tmp_path / "hosts")
     assert caught.value.path == str(tmp_path / "hosts")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_hostfile_may_have_comments_in_any_language(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("# Rechner für Übungen\na slots=2\r\nb slots=1 # 計算\n", encoding=encoding)
+    assert find_cluster({}, hostfile=path)[0].size == 3
+    path.write_text("rechner-ü slots=2\n", encoding=encoding)
+    with pytest.raises(ConfigurationError) as caught:
+        find_cluster({}, hostfile=path)
+    assert caught.value.record == "rechner-ü"

@@ -222,7 +222,7 @@ def write_file(path: Path, text: str) -> None:
 
 def _read_hostfile(path: Path) -> tuple[Entry, ...]:
     try:
-        text = read_regular_file(path, "ascii")
+        text = read_regular_file(path, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise MissingProgramError(f"{path}: cannot be read as a list of hosts ({error})", path=path) from error
     return parse_hostfile(text, str(path))
