@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -43,13 +44,11 @@ EXTRAS = {
 TRACKERS = "mlflow,wandb"
 TRACKER_TESTS = "packages/apps/tests/classification/test_loggers.py"
 
-# Tests come in three tiers. `make test` runs those without a mark. The session `slow`, in CI and `make test-all`, runs
-# what is marked `costly`, which takes a processor for more than a second, and `slow`: whole trainings and exports, and
-# programs in processes of their own. The lanes of versions run all but `slow`.
+# `make test` runs the tests without a mark; the session `slow` those marked `costly`, of more than a second, and `slow`:
+# whole trainings, exports, and programs in processes of their own. The lanes of versions run all but the latter.
 QUICK = ("-m", "not slow and not costly and not realdata")
 COSTLY = ("-m", "(slow or costly) and not realdata")
 VERSIONS = ("-m", "not slow and not realdata")
-SLOW = ("-m", "slow and not realdata")
 # The lanes of versions share the tests of the programs in CI, unless CI_FULL asks for all: the newest train, and the
 # oldest read flags, detect, and run MXNet. Both test the four other packages whole.
 SHARED = {"current": ("cli", "inference", "parity", "runtime"), "minimums": ("classification", "training")}
@@ -139,8 +138,8 @@ def list_test_folders() -> list[str]:
 def find_tests(*marks: str) -> list[str]:
     """Return the test files that name a mark; to import all others takes a process half a minute, and finds nothing."""
     files = [path for folder in list_test_folders() for path in sorted((ROOT / folder).glob("**/test_*.py"))]
-    texts = {path: path.read_text(encoding="utf-8") for path in files}
-    return [str(path.relative_to(ROOT)) for path in files if any(f"mark.{mark}" in texts[path] for mark in marks)]
+    named = re.compile(rf"mark\.({'|'.join(marks)})\b")
+    return [str(path.relative_to(ROOT)) for path in files if named.search(path.read_text(encoding="utf-8"))]
 
 
 # `nox --parallel` starts sessions in this order, so the longest comes first.
@@ -349,7 +348,7 @@ def test_quickly(session: nox.Session, lane: str, *options: str) -> None:
     folders = [folder for folder in list_test_folders() if folder != "tests"]
     session.run("pytest", *folders, "--hypothesis-profile=dev", *options, *others, *chosen)
     if not session.posargs and not is_short():
-        session.run("pytest", *SLOW, TRACKER_TESTS)
+        session.run("pytest", "-m", "slow and not realdata", TRACKER_TESTS)
 
 
 @nox.session(default=False)

@@ -70,6 +70,15 @@ def test_errors_are_those_of_the_program(records: Path, tmp_path: Path, monkeypa
             pass
 
 
+@pytest.mark.parametrize("engine", [{"use_horovod": True}, {"distribution_strategy": "multi_worker"}])
+def test_one_process_does_not_stand_for_several(engine: dict[str, Any], tmp_path: Path) -> None:
+    flags: dict[str, Any] = {"use_fake_data": True, "device": "cpu", "num_workers_per_hls": 2, "model_dir": tmp_path}
+    with pytest.raises(FlagError) as caught, gaudi_apps.open_trainer("ssd_train", **engine, **flags):
+        pass
+    assert "gaudi-run" in caught.value.remedy
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_ranks_that_were_launched_train_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By the engine that the launcher started them for, or that flags name."""
     opened = list[Any]()

@@ -24,6 +24,7 @@ from gaudi_apps.cli.launch import (
     count_workers,
     fill_distribution_flags,
     find_distribution,
+    list_launcher_words,
     report_launch,
     start_processes,
 )
@@ -286,8 +287,10 @@ def open_trainer(program: str, **flags: Any) -> Iterator[Trainer]:
     with contextlib.ExitStack() as stack:
         reporter = stack.enter_context(FailureReporter(program))
         reporter.begin("start")
-        distribution = find_distribution(config.distribution.to_distribution(), os.environ, _device_finder(config))
-        app = found.open(config, distribution)
+        given, find_device = config.distribution.to_distribution(), _device_finder(config)
+        if list_launcher_words(given, os.environ, find_device, ()) is not None:
+            raise flag_error("the flags ask for several processes, and this is one", "start the script by gaudi-run")
+        app = found.open(config, find_distribution(given, os.environ, find_device))
         app.began = began
         require_loggers(app.settings.log_to)
         app.find_inputs("train")
