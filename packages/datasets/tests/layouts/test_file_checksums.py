@@ -61,6 +61,12 @@ def test_a_replaced_file_is_read_again_whatever_its_time_says(find: Find, paths:
     assert find() == ([before[0], google_crc32c.value(b"owt"), before[2]], [1])
 
 
+def test_names_need_not_be_in_utf8(cache: Path, paths: list[Path]) -> None:
+    for _ in range(2):
+        found = find_checksums(paths[:1], [os.fsdecode(b"caf\xe9.jpg")], lambda index: CONTENTS[index], "these")
+        assert found.tolist() == [google_crc32c.value(CONTENTS[0])]
+
+
 def damage(content: bytes) -> Iterator[bytes]:
     yield b""
     yield content[:-1]
