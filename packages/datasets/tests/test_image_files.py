@@ -186,6 +186,20 @@ def test_the_upper_8_of_16_bits_are_kept(kind: str, decode: bool) -> None:
     np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(image.encoded))), values >> 8)
 
 
+@pytest.mark.parametrize(("bits", "white"), [(12, 1), (16, 0), (16, 1)])
+def test_a_tiff_of_more_than_8_bits_is_as_bright_as_it_says(bits: int, white: int) -> None:
+    shown = np.arange(0, 240, 4, dtype=np.uint16).reshape(6, 10)
+    stored = (shown if white else 255 - shown) << (bits - 8)
+    rows = np.unpackbits(stored.astype(">u2").view(np.uint8)).reshape(60, 16)[:, 16 - bits :]
+    pixels = np.packbits(rows).tobytes() if bits == 12 else stored.astype("<u2").tobytes()
+    sizes = [(256, 10), (257, 6), (258, bits), (259, 1)]
+    tags = [*sizes, (262, white), (273, 122), (277, 1), (278, 6), (279, len(pixels))]
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    content = b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + pixels
+    image = check_image(content, "x")
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(image.encoded))), shown)
+
+
 def test_floating_point_images_are_refused() -> None:
     buffer = io.BytesIO()
     Image.fromarray(np.ones((4, 5), np.float32)).save(buffer, "TIFF")

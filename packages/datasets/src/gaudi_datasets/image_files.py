@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from gaudi_datasets.errors import BadImageError, DataError, MissingInputError
 from gaudi_ops.files import open_regular_file, read_file
@@ -264,7 +264,9 @@ def _convert(image: Image.Image, encoded: bytes, turn: int) -> EncodedImage:
         raise _RefusedError("is a TIFF of integers of 32 bits", _SCALE_REMEDY)
     if image.mode.startswith("I") or (kind == "PNG" and _png_depth(encoded) == 16):
         fixes.append(DEPTH_FIX)
-        image = to_eight_bits(image)
+        is_negative = kind == "TIFF" and image.getexif().get(ExifTags.Base.PhotometricInterpretation) == 0
+        image = to_eight_bits(image, _tiff_depth(image) if kind == "TIFF" else 16)
+        image = ImageOps.invert(image) if is_negative else image  # which Pillow does for 8 bits alone
     if image.mode == "F":
         raise _RefusedError(f"is a {kind} of floating-point numbers", _SCALE_REMEDY)
     if kind in ("JPEG", "MPO") and image.mode not in ("L", "RGB"):
@@ -286,12 +288,12 @@ def _encode(image: Image.Image, target: str) -> bytes:
     return buffer.getvalue()
 
 
-def to_eight_bits(image: Image.Image) -> Image.Image:
-    """Keep the upper 8 of 16 bits, as TensorFlow's PNG decoder does; Pillow has done so for colours."""
+def to_eight_bits(image: Image.Image, depth: int = 16) -> Image.Image:
+    """Keep the upper 8 of `depth` bits, as TensorFlow's PNG decoder does; Pillow has done so for colours."""
     if not image.mode.startswith("I"):
         return image
     values: npt.NDArray[np.int64] = np.clip(np.asarray(image).astype(np.int64), 0, 0xFFFF)
-    return Image.fromarray((values >> 8).astype(np.uint8))
+    return Image.fromarray((values >> (depth - 8)).astype(np.uint8))
 
 
 def _read_turn(image: Image.Image) -> int:
