@@ -243,6 +243,14 @@ def test_names_of_files_go_before_ids(tmp_path: Path) -> None:
     assert found == {name: [("ant", [row, 0, row + 20, 20])] for row, name in enumerate(names)}
 
 
+@pytest.mark.parametrize("column", ["split", "Set", "subset"])
+def test_a_column_may_tell_the_split(column: str, tmp_path: Path) -> None:
+    rows = [["0.jpg", "train"], ["1.jpg", "Validation"], ["2.jpg", "test"], ["3.jpg", "train"], ["1.jpg", "Validation"]]
+    write_numbered(tmp_path, f"filename,{column}", rows, [name for name, _ in rows])
+    found = {split: coco.file_names for split, (coco, _) in open_data(tmp_path).annotations.items()}
+    assert found == {"train": ("0.jpg", "3.jpg"), "val": ("1.jpg",), "test": ("2.jpg",)}
+
+
 @pytest.mark.parametrize("most", ["1", "1.0000000000000002", "1.00005"])
 def test_shares_may_be_above_one_by_rounding(most: str, tmp_path: Path) -> None:
     make_images(tmp_path)

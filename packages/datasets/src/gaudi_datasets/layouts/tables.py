@@ -40,6 +40,7 @@ _COLUMNS = {
     "width": ("width",),
     "height": ("height",),
     "group": ("isgroupof",),
+    "split": ("split", "subset", "set"),
 }  # by their names in lower case
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 _NEEDED = ("image", "label", *_SIDES)
@@ -152,12 +153,14 @@ def _read_table(inventory: Inventory, table: _Table, name: str, split: str, miss
     found: dict[str, str | None] = {}
     boxes: dict[str, list[LabelledBox]] = defaultdict(list)
     sizes: dict[str, tuple[int, int] | None] = {}
+    stated: dict[str, str] = {}
     for line, row in table.read():
         called, path = row["image"], row.get("path", "").replace("\\", "/")
         called = path if path.endswith(f"/{called}") else called  # which has folders
         if called not in found:
-            found[called] = inventory.find_image(called, near, split_of_file(name)) if called else None
-            sizes[called] = _read_size(row)
+            sizes[called], stated[called] = _read_size(row), split_of_path(f"{row.get('split', '').lower()}/x")
+            of_split = split_of_file(name) or stated[called]
+            found[called] = inventory.find_image(called, near, of_split) if called else None
         if found[called] is None:
             continue
         record = f"line {line}"
@@ -176,7 +179,7 @@ def _read_table(inventory: Inventory, table: _Table, name: str, split: str, miss
         if image is None or (image in taken and called not in exact):  # a file that another row spells
             missing.append(called)
         else:
-            to = split or split_of_path(image)
+            to = split or stated[called] or split_of_path(image)
             images.append(AnnotatedImage(image, to, sizes[called], boxes[called], table.is_relative))
     return images
 
