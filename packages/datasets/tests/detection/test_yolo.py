@@ -67,6 +67,11 @@ def test_a_set_may_be_several_places(folder: Path) -> None:
     assert [image["file_name"] for image in document["images"]] == ["other/e.jpg", "val/d.jpg"]
 
 
+def test_a_list_may_be_of_windows(folder: Path) -> None:
+    (folder / "more.txt").write_text(".\\images\\other\\e.jpg\r\n")
+    assert read(folder, "val").file_names == ("other/e.jpg", "val/d.jpg")
+
+
 def test_it_becomes_records(folder: Path, tmp_path: Path) -> None:
     document, image_dir = read_yolo(folder / "data.yaml", "train")
     coco = parse_coco(document, folder / "data.yaml")

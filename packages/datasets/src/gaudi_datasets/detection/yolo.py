@@ -179,7 +179,7 @@ def _list_images(place: Path) -> Iterator[Path]:
         return
     for line in read_lines(place):
         if line.strip():
-            yield place.parent / line.strip()
+            yield place.parent / line.strip().replace("\\", "/")
 
 
 def labels_of(image: Path) -> Path:
