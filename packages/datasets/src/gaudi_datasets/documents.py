@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import math
+import numbers
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -151,10 +152,11 @@ class Record:
     def integer(self, name: str, *, low: int = 0, high: int = INT64_MAX, default: int | None = None) -> int:
         """Take an integer in low..high; true and false are none."""
         value = self._take(name, default)
-        if type(value) is not int or not low <= value <= high:
+        is_whole = type(value) is int or (isinstance(value, numbers.Integral) and not isinstance(value, bool))
+        if not is_whole or not low <= value <= high:
             bound = f"of at least {low}" if high == INT64_MAX else f"in {low}..{high}"
             raise RecordError(f"{name} is {shorten(value)}; it must be an integer {bound}", field=name)
-        return value
+        return int(value)
 
     def number(self, name: str, *, default: float | None = None) -> float:
         """Take a finite number."""
@@ -238,8 +240,8 @@ def require_unique(class_names: Sequence[str]) -> None:
 
 
 def is_finite_number(value: object) -> bool:
-    """Return True for an int or a float (not a bool) that float64 can hold and that is finite."""
-    if type(value) not in (int, float):
+    """Return True for a number, NumPy's too (not a bool), that float64 can hold and that is finite."""
+    if type(value) not in (int, float) and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
         return False
     try:
         return math.isfinite(value)  # type: ignore[arg-type]

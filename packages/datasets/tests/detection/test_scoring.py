@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gaudi_datasets.detection.scoring import FIGURES, score_detections
@@ -36,6 +37,17 @@ def test_perfect_detections_score_one_with_any_ids() -> None:
     assert [one.name for one in scores.classes] == ["thing", "other", "absent"]
     assert [one.ap for one in scores.classes] == [pytest.approx(1), pytest.approx(1), None]
     assert (scores.images, scores.images_total, scores.detections) == (2, 2, 3)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_numbers_may_be_of_numpy(kind: Any) -> None:
+    def change(one: dict[str, Any]) -> dict[str, Any]:
+        ids = {name: np.int64(value) for name, value in one.items() if name.endswith("id")}
+        return one | ids | {"bbox": list(map(kind, one["bbox"]))}
+
+    found = [change(one) | {"score": kind(one["score"])} for one in PERFECT]
+    truth = TRUTH | {"annotations": list(map(change, TRUTH["annotations"]))}
+    assert score_detections(truth, found).figures == score_detections(TRUTH, PERFECT).figures
 
 
 def test_classes_are_scored_apart() -> None:
