@@ -107,6 +107,21 @@ def test_a_damaged_image_leaves_nothing(source: CocoSource, tmp_path: Path) -> N
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.posix
+def test_a_full_disk_is_told_with_the_file(source: CocoSource, tmp_path: Path) -> None:
+    import resource  # which Windows lacks
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError) as caught:
+            write_images(source, [3], tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert Path(caught.value.filename).name == "3-003_a.jpg"
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_damaged_image_of_a_record_is_named(source: CocoSource) -> None:
     example = source.read(3)
     for content in (b"", encode()[:300]):

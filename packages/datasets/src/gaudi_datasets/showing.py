@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from gaudi_datasets.memory import count_processors
 from gaudi_datasets.output_files import take_name
 from gaudi_datasets.program import count_things
 from gaudi_datasets.sampling import PADDING_ID, InputOptions, image_generator
-from gaudi_ops.files import publish_file, staging_folder
+from gaudi_ops.files import publish_file, staging_folder, write_file
 
 Source = DetectionSource | ClassificationSource
 Example = DetectionExample | ClassificationExample
@@ -84,7 +85,8 @@ def write_images(
                 names.append(f"{name}.jpg")
                 drawn = draw_example(example, class_names_of(source))
                 image = join_images([drawn, *variants.get(example.image_id, [])])
-                image.save(staging / names[-1], "JPEG", quality=92)
+                image.save(buffer := io.BytesIO(), "JPEG", quality=92)  # by itself, Pillow takes a cut file for whole
+                write_file(staging / names[-1], buffer.getvalue(), durable=False)
         there = next((name for name in names if (output_dir / name).exists()), None)
         if there is not None and not overwrite:
             raise UnsafeError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import re
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from gaudi_datasets.drawing import Outcomes, add_caption, draw_boxes, draw_outcomes, fit_image, join_images
 from gaudi_datasets.errors import BadImageError, DataError
 from gaudi_datasets.image_files import to_eight_bits
-from gaudi_ops.files import write_atomically, write_file
+from gaudi_ops.files import write_file
 
 Image = NDArray[np.uint8]
 Boxes = NDArray[np.floating[Any]]
@@ -95,8 +96,8 @@ def write_worst(folder: Path, images: Iterable[tuple[dict[str, Any], Image]]) ->
     rows: list[dict[str, Any]] = []
     for number, (row, image) in enumerate(images, 1):
         path = name_image(folder, row["file_name"], row["image_id"], ".jpg", prefix=f"worst-{number:02}-")
-        with write_atomically(path, durable=False) as file:
-            fit_image(PIL.Image.fromarray(image), 1, THUMBNAIL_SIDE).save(file, format="JPEG", quality=82)
+        fit_image(PIL.Image.fromarray(image), 1, THUMBNAIL_SIDE).save(buffer := io.BytesIO(), "JPEG", quality=82)
+        write_file(path, buffer.getvalue(), durable=False)
         rows.append({**row, "image": f"{folder.name}/{path.name}"})
     written = {row["image"].rpartition("/")[2] for row in rows}
     for path in folder.glob("worst-??-*.jpg"):

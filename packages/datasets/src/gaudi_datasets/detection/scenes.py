@@ -6,6 +6,7 @@ Handwritten Digits"). Training and validation scenes are made of different digit
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -110,7 +111,8 @@ def _make_split(
     for image_id in range(first_id, first_id + count):
         pixels, boxes_xywh, labels = draw_scene(np.random.default_rng([seed, image_id]), digits, image_size)
         name = f"{image_id:06d}.jpg"
-        Image.fromarray(pixels).save(folder / name, quality=_JPEG_QUALITY)
+        Image.fromarray(pixels).save(buffer := io.BytesIO(), "JPEG", quality=_JPEG_QUALITY)
+        write_file(folder / name, buffer.getvalue(), durable=False)
         images.append({"id": image_id, "file_name": name, "height": image_size[0], "width": image_size[1]})
         for box, label in zip(boxes_xywh.tolist(), labels, strict=True):
             annotations.append(
