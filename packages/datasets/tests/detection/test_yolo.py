@@ -67,6 +67,15 @@ def test_a_set_may_be_several_places(folder: Path) -> None:
     assert [image["file_name"] for image in document["images"]] == ["other/e.jpg", "val/d.jpg"]
 
 
+def test_labels_without_a_box_are_told_as_such(folder: Path) -> None:
+    (folder / "data.yaml").unlink()
+    for path in (folder / "labels").rglob("*.txt"):
+        path.write_text("")
+    with pytest.raises(DataError, match="no box") as caught:
+        open_data(folder)
+    assert (caught.value.path, bool(caught.value.remedy)) == (str(folder), True)
+
+
 def test_a_list_may_be_of_windows(folder: Path) -> None:
     (folder / "more.txt").write_text(".\\images\\other\\e.jpg\r\n")
     assert read(folder, "val").file_names == ("other/e.jpg", "val/d.jpg")

@@ -252,6 +252,8 @@ def _read_names(inventory: Inventory, labels: Sequence[Path], notes: list[str]) 
         return dict(enumerate(names))
     texts = (read_text(path, encoding="utf-8-sig", errors="replace") for path in labels)
     numbers = {read_class(line.split()[0]) for text in texts for line in text.splitlines() if line.strip()} - {-1}
+    if not numbers:
+        raise DataError("has no box in its labels", path=inventory.root, remedy="annotate some images")
     notes.append(
         f"no file names the {count_things(len(numbers), 'class')} (classes.txt, or a YAML file); named by their numbers"
     )
