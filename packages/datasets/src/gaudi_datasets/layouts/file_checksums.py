@@ -81,7 +81,7 @@ def _hash_states(paths: Sequence[Path], names: Sequence[str]) -> npt.NDArray[np.
     files = {path: stat_image(path) for path in dict.fromkeys(paths)}
     pick = operator.attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_dev", "st_ino")
     texts = (f"{name} {pick(files[path])}" for path, name in zip(paths, names, strict=True))
-    hashes = (hashlib.sha256(os.fsencode(text)).digest()[:8] for text in texts)
+    hashes = (hashlib.sha256(text.encode(errors="surrogateescape")).digest()[:8] for text in texts)
     return np.frombuffer(b"".join(hashes), "<u8").astype(np.uint64)
 
 
