@@ -44,11 +44,9 @@ EXTRAS = {
 TRACKERS = "mlflow,wandb"
 TRACKER_TESTS = "packages/apps/tests/classification/test_loggers.py"
 
-# `make test` runs the tests without a mark; the session `slow` those marked `costly`, of more than a second, and `slow`:
-# whole trainings, exports, and programs in processes of their own. The lanes of versions run all but the latter.
+# `make test` runs the tests without a mark; the session `slow` those marked `costly`, of more than a second, or `slow`:
+# whole trainings, exports, programs in processes of their own. The lanes of versions run all but the latter.
 QUICK = ("-m", "not slow and not costly and not realdata")
-COSTLY = ("-m", "(slow or costly) and not realdata")
-VERSIONS = ("-m", "not slow and not realdata")
 # The lanes of versions share the tests of the programs in CI, unless CI_FULL asks for all: the newest train, and the
 # oldest read flags, detect, and run MXNet. Both test the four other packages whole.
 SHARED = {"current": ("cli", "inference", "parity", "runtime"), "minimums": ("classification", "training")}
@@ -200,7 +198,8 @@ def slow(session: nox.Session) -> None:
     """Run the tests of all packages and of the root that are marked `slow` or `costly`."""
     extras = EXTRAS | {"apps": f"{EXTRAS['apps']},{TRACKERS}"}
     install(session, extras, XDIST, "cosmic-ray", "ipykernel", "nbclient")
-    session.run("pytest", *find_tests("slow", "costly"), *(session.posargs or (*COSTLY, *workers(session))))
+    chosen = session.posargs or ("-m", "(slow or costly) and not realdata", *workers(session))
+    session.run("pytest", *find_tests("slow", "costly"), *chosen)
 
 
 @nox.session
@@ -343,7 +342,7 @@ def test_quickly(session: nox.Session, lane: str, *options: str) -> None:
     """Test all packages, and the trackers; arguments after `--` take the place of the choice of tests."""
     # The many examples of CI are drawn once, in the session `tests`. Tests run in workers here even if there is one: a
     # process with TensorFlow, MXNet and OpenVINO of the oldest versions has crashed as it ended, after the summary.
-    chosen = session.posargs or (*VERSIONS, *(workers(session) or ("-n", "1")))
+    chosen = session.posargs or ("-m", "not slow and not realdata", *(workers(session) or ("-n", "1")))
     others = [f"--ignore=packages/apps/tests/{folder}" for folder in SHARED[lane] if is_short()]
     folders = [folder for folder in list_test_folders() if folder != "tests"]
     session.run("pytest", *folders, "--hypothesis-profile=dev", *options, *others, *chosen)
@@ -432,9 +431,8 @@ def gpu_folder(session: nox.Session) -> None:
     session.run(*make, str(folder / "wheels"), *GPU_TENSORFLOW, *ours)
     session.run(*make, str(folder / "torch"), *GPU_TORCH)
     install_from(session, folder / "wheels")
-    session.run(
-        "gaudi-datasets", "convert", "auto", "--data", session.posargs[0], "--output_dir", str(folder / "records")
-    )
+    records = str(folder / "records")
+    session.run("gaudi-datasets", "convert", "auto", "--data", session.posargs[0], "--output_dir", records)
 
 
 @nox.session(default=False, python="3.12", allow_parallel=False)
@@ -499,5 +497,4 @@ def uv(session: nox.Session, *arguments: str) -> None:
 
 def find_wheel(name: str) -> Path:
     """Return the one wheel of a package in dist/."""
-    (wheel,) = DIST.glob(f"gaudi_{name}-*.whl")
-    return wheel
+    return next(DIST.glob(f"gaudi_{name}-*.whl"))  # the folder is emptied before each build

@@ -172,6 +172,7 @@ def put_channels_last(images: Floats) -> Floats:
     return images.transpose(0, 2, 3, 1)
 
 
+@pytest.mark.costly
 def test_outputs_are_the_same(pair: Pair) -> None:
     images = next(eval_batches(pair.val, InputOptions(BATCH)))["images"]
     theirs = pair.model(put_channels_last(images), training=False)
@@ -180,6 +181,7 @@ def test_outputs_are_the_same(pair: Pair) -> None:
         np.testing.assert_allclose(ours.asnumpy(), expected, atol=1e-4)
 
 
+@pytest.mark.costly
 def test_losses_and_gradients_are_the_same(pair: Pair) -> None:
     """Of a step of training, where batches are normalised by their own statistics."""
     batch = next(train_batches(pair.train, InputOptions(BATCH)))
