@@ -97,6 +97,7 @@ def run(ci: ModuleType, checkout: Path, tmp_path: Path) -> Callable[..., tuple[i
     return run
 
 
+@pytest.mark.costly
 def test_a_lane_runs_again_only_after_a_change_of_what_it_reads(
     run: Callable[..., tuple[int, list[str]]], checkout: Path, tmp_path: Path
 ) -> None:

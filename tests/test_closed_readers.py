@@ -43,6 +43,7 @@ def start(command: str, *, stdout: int | None = None, stderr: int | None = None)
     return subprocess.Popen(words, stdout=stdout, stderr=stderr, text=True, env=environ)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("command", COMMANDS)
 def test_nobody_reads_the_output(command: str) -> None:
     reader, writer = os.pipe()
@@ -83,6 +84,7 @@ def test_output_is_closed_from_the_beginning(program: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("program", MODULES)
 def test_nothing_can_be_written(program: str) -> None:
     done = run(f"{program} --help", ">/dev/full 2>&1")

@@ -130,6 +130,7 @@ def test_a_damaged_image_of_a_record_is_named(source: CocoSource) -> None:
         assert (caught.value.exit_status, caught.value.record) == (65, "003 a.jpg")
 
 
+@pytest.mark.costly
 def test_augmented_images_are_those_of_training(source: CocoSource, tmp_path: Path) -> None:
     """More than one batch of them, a stored image and three epochs in each file, with boxes on all."""
     written = write_images(source, range(20), tmp_path / "out", augmented=True, seed=3)

@@ -57,6 +57,7 @@ def list_torchvision(depth: int, groups: int = 1) -> Shapes:
     yield "fc.bias", (1000,)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "depth", "groups"),
     [
@@ -142,6 +143,7 @@ def list_original_resnext(depth: int, groups: int) -> Shapes:
     yield "resnet_model/dense/bias", (1001,)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "depth", "groups"),
     [

@@ -91,6 +91,7 @@ def test_torchvision_has_the_whole_backbone_of_the_detector(depth: int, variable
     }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("of_file", "of_model"), [(34, 18), (50, 34), (18, 50)])
 def test_weights_of_another_backbone_are_refused(of_file: int, of_model: int) -> None:
     weights = translate_names("x", make_raw(dict(list_torchvision(of_file))))

@@ -67,7 +67,8 @@ BLOCKS = {"ssd": 4, "resnet18": 4, "resnet34": 16, "resnet50": 4, "resnet50_kera
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *[("resnet18", "float32"), ("resnet50", "float32")],
+        ("resnet18", "float32"),
+        pytest.param("resnet50", "float32", marks=pytest.mark.costly),
         pytest.param("ssd", "float32", marks=pytest.mark.costly),
         pytest.param("ssd", "mixed_bfloat16", marks=pytest.mark.costly),
         pytest.param("resnet34", "float32", marks=pytest.mark.costly),
@@ -100,6 +101,7 @@ def assert_same(one: Any, other: Any, most: float = 1e-4) -> None:
     assert np.median(np.abs(other - one)) <= most * np.abs(one).max()
 
 
+@pytest.mark.costly
 def test_only_what_blocks_begin_with_is_kept(build: Callable[..., Any]) -> None:
     """Each convolution before the last block is computed twice, and no gradient reads what the first pass made."""
     plain, forgetful = build("resnet18"), build("resnet18")

@@ -75,6 +75,7 @@ def test_pooling_pads_as_told(padding: Padding) -> None:
     np.testing.assert_array_equal(between(model, "conv1_relu", "pool")(x), reference_pool(x, before, after))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("padding", PADDING_RULES)
 @pytest.mark.parametrize(
     ("depth", "layer", "before"), [(18, "conv1", "images"), (18, "stage2_block1_conv1", "stage1_block2_relu2"),

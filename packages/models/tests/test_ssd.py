@@ -120,6 +120,7 @@ def test_rows_are_in_the_order_of_the_default_boxes(spec: DefaultBoxSpec) -> Non
         np.testing.assert_allclose(outputs[0], default_boxes_cyxhw(spec), atol=1e-6)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 def test_outputs_are_float32(dtype: str, images: npt.NDArray[Any]) -> None:
     model = build() if dtype == "float32" else build_ssd(5, depth=18, dtype=dtype)

@@ -156,6 +156,7 @@ def test_several_folders_are_trained_on(train: Program, tmp_path: Path) -> None:
     assert not (tmp_path / "evaluation.json").exists()
 
 
+@pytest.mark.costly
 def test_folders_of_jpeg_files_are_trained_on(
     run_classifier: Program, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

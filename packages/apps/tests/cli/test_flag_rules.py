@@ -391,6 +391,7 @@ def test_programs_call_the_same_by_the_same_name_and_take_the_originals() -> Non
             assert former in (None, name) or aliases[former] == name
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("module", [ssd_train, resnet_train, resnext_train, ssd_mxnet_train])
 def test_suggestions_for_flags_of_other_libraries_are_taken(module: Any, tmp_path: Path) -> None:
     """The flag that an error suggests, with the same value."""

@@ -43,6 +43,7 @@ def test_errors_are_short_and_have_their_status(
     assert "Traceback" not in err
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("argv", [["--help"], ["--mode", "plan", "-f"], ["--batch_size", "x"]])
 def test_answers_without_tensorflow(argv: list[str]) -> None:
     code = (

@@ -267,6 +267,7 @@ def test_an_experiment_that_fails_ends_the_submission(submit: Callable[..., Ende
     assert done.logs["now_1.log"].splitlines()[-1] == done.err.splitlines()[-1]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("more", "told", "calls"),
     [({"sysctl": 1}, "0", 2), ({"CLEAR_CACHES": "0"}, "None", 0)],

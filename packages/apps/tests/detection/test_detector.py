@@ -112,6 +112,7 @@ def test_a_runtime_that_is_none_is_refused(tmp_path: Path) -> None:
         Detector.load(tmp_path, runtime=cast("Any", "onnx"))
 
 
+@pytest.mark.costly
 def test_weights_of_a_part_of_a_detector_are_refused(tmp_path: Path) -> None:
     metadata = WeightsMetadata("same_pool", [{"name": "bee"}], 300)
     write_tensors({"conv1/kernel": np.zeros([7, 7, 3, 64], np.float32)}, tmp_path / "x", metadata=metadata)

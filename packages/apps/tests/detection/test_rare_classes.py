@@ -116,6 +116,7 @@ def test_flags_that_would_do_nothing_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.costly
 def test_a_frozen_backbone_keeps_every_bit() -> None:
     task = SSDTask(
         3,

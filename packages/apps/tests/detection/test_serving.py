@@ -77,6 +77,7 @@ def test_other_suppressions_find_the_same_detections(detector_network: Any, imag
     np.testing.assert_array_equal(by_builtins.labels, reference.labels)
 
 
+@pytest.mark.costly
 def test_votes_move_boxes_and_keep_scores(detector_network: Any, images: Any) -> None:
     plain, voted = (
         DetectionArrays(*Detector(detector_network, box_voting=voting).detect(images)) for voting in (False, True)

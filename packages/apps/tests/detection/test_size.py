@@ -5,6 +5,7 @@ import pytest
 from gaudi_models.architectures import SSDArchitecture, measure_ssd
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "architecture", [SSDArchitecture(), SSDArchitecture("resnet18", 512), SSDArchitecture("resnet50", 300)]
 )

@@ -36,6 +36,7 @@ def test_the_state_is_all_there_is(task: SSDTask) -> None:
     assert {name.rpartition("/")[2] for name in weights - trained} == {"moving_mean", "moving_variance"}
 
 
+@pytest.mark.costly
 def test_a_task_learns_and_goes_back_to_a_state(task: SSDTask, records: Path) -> None:
     batch = next(iter(train_dataset(RecordSource(records, "train"), InputOptions(2))))
     start = task.read_state()
@@ -102,6 +103,7 @@ def test_the_loss_of_the_boxes_is_weighted(make_small: Callable[..., SSDTask]) -
     assert float(other["loss"]) == pytest.approx(float(one["loss"] + one["box_loss"]))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("bad", ["images", "offsets", "rate"])
 def test_what_is_not_finite_changes_no_weight(make_small: Callable[..., SSDTask], bad: str) -> None:
     task, batch = make_small(ema_decay=0.5), make_batch()

@@ -56,6 +56,7 @@ def trained(ssd_mxnet_train: Callable[..., Any], tmp_path: Path) -> Path:
     return tmp_path / "whole"
 
 
+@pytest.mark.costly
 def test_a_run_leaves_what_all_programs_leave(trained: Path) -> None:
     losses = [row["loss"] for row in read_lines(trained / "history.jsonl")]
     assert len(losses) == STEPS
@@ -280,6 +281,7 @@ def test_a_target_ends_training(ssd_mxnet_train: Callable[..., Any], tmp_path: P
         assert '"status": "success"' in (tmp_path / "mlperf.log").read_text()
 
 
+@pytest.mark.costly
 def test_checkpoints_are_scored_used_and_exported(
     ssd_mxnet_train: Callable[..., Any], trained: Path, image_dir: Path, tmp_path: Path
 ) -> None:

@@ -124,6 +124,7 @@ def test_a_recording_by_other_flags_or_of_other_data_is_refused(
         assert f"{named}; " in done.err
 
 
+@pytest.mark.costly
 def test_a_checkpoint_of_other_classes_is_refused(
     ssd_train: Callable[..., Any], checkpoints: CheckpointFolder, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ tensorflow.start_tensorflow(make_settings(SSDConfig(), Distribution(rank_info)).
 """
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("device", "rank", "size", "environ", "expected"),
     [

@@ -570,6 +570,7 @@ def test_flags_that_contradict_are_refused(records: Path, flags: list[str], flag
     assert (caught.value.flag, caught.value.exit_status) == (flag, 64)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("program", ["ssd_train", "resnet_train"])
 def test_a_wrong_path_is_found_before_tensorflow(program: str, tmp_path: Path) -> None:
     """In a process of its own, in which TensorFlow cannot be imported."""

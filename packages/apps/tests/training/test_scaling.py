@@ -40,6 +40,7 @@ def print_plan(run_main: Callable[..., Any], tmp_path: Path) -> PrintPlan:
     return run
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_fields_of_each_program(program: str, tmp_path: Path) -> None:
     """In a process that must not import a framework."""

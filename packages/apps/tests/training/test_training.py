@@ -138,6 +138,7 @@ def test_mpirun_gets_plain_lines(train: Program, tmp_path: Path, monkeypatch: py
     assert "\x1b[2K" not in done.out
 
 
+@pytest.mark.costly
 def test_a_run_leaves_what_belongs_to_it(train: Program, tmp_path: Path) -> None:
     done = train(tmp_path, "--steps", 3, "--vis_dataloader", "--profile", "2,2", scored=True)
     assert done.status == 0, done.err
@@ -274,6 +275,7 @@ def test_another_configuration_is_refused_and_more_steps_are_not(
     assert list_steps(tmp_path) == [2]
 
 
+@pytest.mark.costly
 def test_a_cosine_run_cannot_be_prolonged(train: Program, tmp_path: Path) -> None:
     assert train(tmp_path, "--steps", 1, "--lr_schedule", "cosine").status == 0
     done = train(tmp_path, "--steps", 2, "--lr_schedule", "cosine")
@@ -281,6 +283,7 @@ def test_a_cosine_run_cannot_be_prolonged(train: Program, tmp_path: Path) -> Non
     assert "steps 1, this one 2" in done.err
 
 
+@pytest.mark.costly
 def test_other_data_is_refused(
     train: Program, copy_run: Callable[[Path, int], None], records: Path, tmp_path: Path
 ) -> None:
@@ -349,6 +352,7 @@ def test_an_infinite_rate_ends_the_run_before_anything_is_saved(train: Program, 
     assert done.status == 0, done.err
 
 
+@pytest.mark.costly
 def test_weights_that_overflow_end_the_run_and_the_last_good_ones_stay(train: Program, tmp_path: Path) -> None:
     done = train(tmp_path, "--steps", 9, "--base_lr", 1e37, "--lr_warmup_steps", 3, "--save_checkpoints_steps", 1)
     assert done.status == 70
@@ -671,6 +675,7 @@ def test_files_without_records_give_the_same_training(train: Program, train_file
     assert figures[0] == figures[1]
 
 
+@pytest.mark.costly
 def test_a_bad_image_ends_the_training_or_is_skipped(train_files: Program, image_dir: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(image_dir, tmp_path / "images"))
     pixels = np.random.default_rng(0).integers(0, 256, (120, 150, 3), np.uint8)
@@ -702,6 +707,7 @@ def test_a_training_beside_another_ends_and_writes_nothing(train: Program, tmp_p
     assert not (tmp_path / "run" / LOCK).exists()
 
 
+@pytest.mark.costly
 def test_the_position_in_the_data_is_that_of_the_step(
     train: Program, copy_run: Callable[[Path, int], None], tmp_path: Path
 ) -> None:

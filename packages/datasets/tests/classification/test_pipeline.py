@@ -110,6 +110,7 @@ def test_training_images_are_their_crops(kind: str, encode: Encode) -> None:
             assert np.abs(batch["images"][row] - expected).mean() < 0.5
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("scale", [8, 16])
 def test_large_jpegs_decoded_at_reduced_scale_are_nearly_the_same(scale: int, encode: Encode) -> None:
     """On smooth images, where averaging or not makes little difference."""
@@ -201,6 +202,7 @@ def test_evaluation_deals_each_position_once_and_as_many_to_each_rank(size: int,
         assert (np.diff(positions) > 0).all()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("batch", "size"), [(4, 1), (3, 2), (1, 8), (11, 1), (4, 3)])
 def test_evaluation_gives_each_image_once_and_fills_up(batch: int, size: int, encode: Encode) -> None:
     source = make_source(encode)

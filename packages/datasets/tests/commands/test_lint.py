@@ -88,6 +88,7 @@ def test_every_format_of_boxes_is_linted(
     assert (document["losses"], document["boxes"], document["classes"][0]["boxes"]) == (1, {"kept": 1, "of": 2}, 1)
 
 
+@pytest.mark.costly
 def test_class_folders_are_linted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["lint", "folders", "--folder", "classes/train", "--val_folder", "classes/val"]
     assert run(*flags, "--sheet", "sheet.png") == 0

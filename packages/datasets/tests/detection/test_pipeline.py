@@ -197,6 +197,7 @@ def test_evaluation_gives_each_image_once_and_fills_up(batch_size: int) -> None:
     assert not images[7:].any()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
 @pytest.mark.parametrize("size", range(1, 9))
 def test_evaluation_gives_each_image_to_one_rank_in_equal_steps(size: int, batch_size: int) -> None:

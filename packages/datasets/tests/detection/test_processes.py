@@ -51,6 +51,7 @@ def open_images(folder: Path, kind: type[CocoSource] = CocoSource) -> CocoSource
     return kind(parse_coco(DOCUMENT, folder / "boxes.json"), folder, keep_empty=False)
 
 
+@pytest.mark.costly
 def test_processes_make_the_batches_that_threads_make(image_dir: Path) -> None:
     source, earlier = check_when_read(open_images(image_dir)), psutil.Process().children()
     # Of three images, which a process makes at once, and of more steps than there are processes.

@@ -80,6 +80,7 @@ def assert_equal_figures(
     np.testing.assert_allclose([-1 if one.ap is None else one.ap for one in scores.classes], aps, rtol=0, atol=1e-12)
 
 
+@pytest.mark.costly
 @given(st.lists(objects, max_size=12), st.lists(detections, min_size=1, max_size=25))
 @settings(max_examples=150, deadline=None)
 def test_figures_are_those_of_pycocotools(truth: list[Any], found: list[Any]) -> None:

@@ -75,6 +75,7 @@ def test_strangers_say_nothing_to_the_launcher_or_its_workers(headers: dict[str,
         assert server.values == {}
 
 
+@pytest.mark.costly
 def test_many_ranks_find_each_other() -> None:
     ranks = range(256)
     with RendezvousServer("127.0.0.1") as server, ThreadPoolExecutor(len(ranks)) as pool:

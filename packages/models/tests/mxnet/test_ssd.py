@@ -67,6 +67,7 @@ def test_hybridized_is_the_same(images: Any, pool_padding: Any) -> None:
         np.testing.assert_allclose(one, other.asnumpy(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.costly
 def test_gradient_reaches_every_parameter(images: Any) -> None:
     net = build()
     wake_blocks(net)

@@ -204,6 +204,7 @@ def test_an_overlap_of_exactly_the_threshold_suppresses() -> None:
     np.testing.assert_array_equal(values, [[0.75, 0.25, 0, 0]])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("suppress", [non_max_suppression, suppress_by_overlaps])
 @pytest.mark.parametrize("threshold", [-1.0, 0.0, 0.3, 1.0, 1.5])
 @pytest.mark.parametrize(("count", "voting_iou"), [(0, None), (3, 0.5), (60, None), (60, 0.5)])

@@ -88,6 +88,7 @@ def compute(arrays: tuple[Array, Array], upstream: Array, dtype: Any = tf.float3
     return [np.array(tf.cast(each, tf.float32)) for each in differentiate(inputs, filters, tf.cast(upstream, dtype))]
 
 
+@pytest.mark.costly
 @needs_grouped_kernels
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2), (1, 2)])

@@ -70,6 +70,7 @@ def apply_keras(variables: list[Any], steps: list[list[Any]], **constants: Any) 
         apply(gradients)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("apply", [apply_core, apply_keras])
 @pytest.mark.parametrize(
     "constants", [{}, {"momentum": 0.0}, {"momentum": 0.5, "weight_decay": 0.01, "eeta": 0.02, "epsilon": 0.1}]

@@ -243,6 +243,7 @@ class TestLoss:
         found = SSDLoss()(*self.pack(inputs), sample_weight=[3.0, 0.0])
         np.testing.assert_allclose(found, 1.5 * each[0], rtol=1e-6)
 
+    @pytest.mark.costly
     def test_keras_trains_a_detector_with_it(self) -> None:
         inputs = random_batch((4, 2))
         y_true, _ = self.pack(inputs)
