@@ -79,6 +79,19 @@ def test_targets_of_a_batch_are_those_of_its_images(seed: int, counts: list[int]
     check_targets(traced_batch_targets(boxes, labels), [np.stack(part) for part in expected])
 
 
+def test_a_box_that_is_no_number_takes_no_match_of_others() -> None:
+    boxes = np.array([[np.nan] * 4, [0.1, 0.1, 0.6, 0.6], [0, np.nan, 1, 1]], np.float32)
+    labels = np.array([1, 2, 3], np.int32)
+    check_targets(encode_targets(boxes, labels), gaudi_ops.encode_targets(boxes[1:2], labels[1:2]))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_each_box_has_one_label(count: int) -> None:
+    boxes = np.array([[0.1, 0.1, 0.6, 0.6], [0.2, 0.2, 0.9, 0.9]], np.float32)
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
+        encode_targets(boxes, np.ones(count, np.int32))
+
+
 def test_an_overlap_of_exactly_the_threshold_matches() -> None:
     """The object's own best is row 1, of side .6; it overlaps the square of row 0 and the wide box of row 2 by .5."""
     spec = gaudi_ops.DefaultBoxSpec(100, (1,), (100,), (50, 72), ((4,),))

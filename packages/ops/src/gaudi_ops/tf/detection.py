@@ -72,11 +72,11 @@ def encode_targets(boxes_yxyx: Any, labels: Any, spec: DefaultBoxSpec = SSD300) 
     boxes, labels = tf.convert_to_tensor(boxes_yxyx, tf.float32), tf.convert_to_tensor(labels, tf.int32)
     batch_dims = boxes.shape.rank - 2
     # One row of padding keeps the reductions over objects defined where there is no object.
+    labels = tf.pad(tf.ensure_shape(labels, boxes.shape[:-1]), [[0, 0]] * batch_dims + [[0, 1]])
     boxes = tf.pad(boxes, [[0, 0]] * batch_dims + [[0, 1], [0, 0]])
-    labels = tf.pad(labels, [[0, 0]] * batch_dims + [[0, 1]])
 
-    overlaps = _overlaps(boxes, spec)
     valid = tf.reduce_all(boxes[..., 2:] > boxes[..., :2], axis=-1)
+    overlaps = _overlaps(tf.where(valid[..., tf.newaxis], boxes, 0.0), spec)  # NaN would be the maximum everywhere
     # Twice the largest IoU there is: an object's own best default box can't be taken by mere overlap.
     forced = tf.one_hot(tf.argmax(overlaps, axis=-1, output_type=tf.int32), spec.num_boxes, on_value=2.0)
     overlaps = tf.maximum(overlaps, tf.where(valid[..., tf.newaxis], forced, 0.0))
