@@ -56,6 +56,19 @@ def test_logits_are_those_of_keras_applications(version: str, tmp_path: Path) ->
     np.testing.assert_allclose(ours(images), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("prefix", ["", "model_weights/"])
+def test_a_layer_may_be_a_network(prefix: str, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "weights.h5", "w") as file:
+        for name, values in TENSORS.items():
+            layer = "dense" if name == "fc1000/kernel" else "resnet50"
+            file[f"{prefix}{layer}/{name}:0"] = values
+    found, expected = (read_weights(path) for path in (tmp_path / "weights.h5", write(tmp_path / "plain.h5")))
+    del expected.tensors["logits/kernel"]  # type: ignore[attr-defined]
+    assert found.tensors.keys() == expected.tensors.keys()
+    assert all(np.array_equal(found.tensors[name], values) for name, values in expected.tensors.items())
+    assert found.skipped == {"dense/kernel": "unknown name"}
+
+
 @pytest.mark.costly
 def test_weights_of_our_own_models(tmp_path: Path) -> None:
     model = build_classifier("resnet18", 5, image_size=32)

@@ -109,7 +109,7 @@ _STATE = "optimizer_weights"
 def read_hdf5(path: Path) -> RawWeights:
     """Read the weights of a file that Keras wrote; a model's configuration in it is not looked at.
 
-    A tensor is named by its layer and its last name: ``conv1_conv/kernel``.
+    A tensor is named by its layer, or by that inside of a network, and its last name: ``conv1_conv/kernel``.
 
     Raises:
         UnsafeWeightsError: a part of it is in other files.
@@ -126,8 +126,8 @@ def read_hdf5(path: Path) -> RawWeights:
     try:
         with h5py.File(path, "r") as file:
             for place, dataset in _walk(file, h5py):
-                layer, *_, last = place[place[0] == _LAYERS :] * 2
-                name = f"{layer}/{last.removesuffix(':0')}"
+                outer, *_, inner, last = place[place[0] == _LAYERS :] * 3
+                name = f"{inner if len(dataset.parent.parent) > 1 else outer}/{last.removesuffix(':0')}"
                 if place[0] == _STATE:
                     skipped["/".join(place)] = "training state"
                 elif "vars" in place:
