@@ -68,7 +68,7 @@ def test_scores_on_other_images_are_not_compared(before: str | None, now: str, k
     assert resumed.state()["best"] == (2.0 if kept else None)
 
 
-SCORES = st.lists(st.floats(0, 1) | st.just(-1.0), max_size=12)
+SCORES = st.lists(st.floats(0, 1) | st.sampled_from([-1.0, math.nan]), max_size=12)
 
 
 @given(before=SCORES, after=SCORES, patience=st.integers(0, 4), target=st.sampled_from([0.0, 0.5]))

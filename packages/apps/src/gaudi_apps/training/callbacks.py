@@ -145,8 +145,8 @@ class EarlyStopping(Callback):
 
     def catch_up(self, scores: Sequence[tuple[int, float]]) -> None:
         """Take in the scores that came after the state of the checkpoint, of all scores by step."""
-        later = [] if self.is_new else [one for one in scores if one[0] > max(self.best_step, self._first_step - 1)]
-        for step, score in later[self._without_gain :]:
+        first = math.inf if self.is_new else max(self.best_step + 1, self._first_step)
+        for step, score in [one for one in scores if one[0] >= first and not math.isnan(one[1])][self._without_gain :]:
             self.update(step, score)
 
     @property
