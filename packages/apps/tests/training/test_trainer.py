@@ -15,7 +15,7 @@ import pytest
 from gaudi_apps.runtime.errors import NonFiniteError
 from gaudi_apps.training import callbacks as callbacks_module
 from gaudi_apps.training.callbacks import Checkpoints, Evaluation, FitToTime
-from gaudi_apps.training.checkpoint import CheckpointFolder, RunState
+from gaudi_apps.training.checkpoint import CheckpointFolder, RunState, load_checkpoint
 from gaudi_apps.training.history import History, read_history
 from gaudi_apps.training.plan import Plan
 from gaudi_apps.training.recipe import END_SECONDS, Speed
@@ -379,6 +379,16 @@ def test_weights_that_are_not_finite_are_found() -> None:
     with pytest.raises(NonFiniteError) as caught:
         trainer.make_checkpoint()
     assert (caught.value.record, caught.value.field, caught.value.exit_status) == ("step 3", "c", 70)
+
+
+@pytest.mark.parametrize("order", [np.transpose, np.asfortranarray, lambda values: values[:, ::2]])
+def test_a_state_of_views_is_saved_as_it_is(tmp_path: Path, order: Callable[[Any], Any]) -> None:
+    state = {"a": order(np.arange(12, dtype=np.float32).reshape(3, 4)), "b": np.float32(3)}
+    learner: Any = SimpleNamespace(read_state=lambda: state)
+    trainer = Trainer(learner, TrainingData({}, 5, "", make_batches), make_plan(4), state=RunState(step=3))
+    found = load_checkpoint(CheckpointFolder(tmp_path).save(3, trainer.make_checkpoint().tensors, {})).tensors
+    np.testing.assert_array_equal(found["a"], state["a"])
+    assert found["b"] == 3
 
 
 @pytest.mark.parametrize("own_finite", [True, False])

@@ -308,7 +308,7 @@ class Trainer:
         Raises:
             NonFiniteError: a tensor holds NaN or infinity.
         """
-        tensors = self.task.read_state()
+        tensors = {name: np.asarray(one, order="C") for name, one in self.task.read_state().items()}  # no views
         require_finite_state(tensors, self.step)
         epoch, image = divmod(self.step * self.plan.global_batch, self.data.num_images)
         state = replace(
