@@ -111,6 +111,7 @@ def test_a_lane_runs_again_only_after_a_change_of_what_it_reads(
     assert run(CI_FULL="1") == (0, ["ops", "data"])
 
 
+@pytest.mark.costly
 def test_of_a_lane_of_parts_those_run_again_that_read_what_changed(
     run: Callable[..., tuple[int, list[str]]], checkout: Path
 ) -> None:

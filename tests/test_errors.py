@@ -59,6 +59,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "status", "named"),
     [
@@ -74,6 +75,7 @@ def test_edge_cases_that_cannot_be_converted(folder: Path, name: str, status: in
     assert_refused(folder, status, named, *CONVERT, "--annotations", f"{name}.json", "--images", "images")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "told"),
     [
@@ -120,6 +122,7 @@ def test_wrong_files_are_not_scored(folder: Path, status: int, named: list[str],
     assert_refused(folder, status, named, "gaudi-datasets", "score", *files)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("status", "named", "annotations", "images"),
     [
@@ -137,6 +140,7 @@ def test_wrong_paths_are_not_converted(
     assert_refused(folder, status, named, *CONVERT, "--annotations", annotations, "--images", images)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("damage", "status", "said"),
     [("truncated", 65, "cannot be decoded"), ("missing", 66, "no such image"), ("folder", 65, "is a folder")],
@@ -216,6 +220,7 @@ def test_a_configuration_file_with_a_wrong_flag_is_a_bad_configuration(folder: P
     assert_refused(folder, 78, named, *TRAIN, "--config", "run.yaml")
 
 
+@pytest.mark.costly
 def test_output_that_cannot_be_written_is_an_input_output_error(folder: Path) -> None:
     """Below a file there can be no folder, whoever the user is."""
     files = ["--annotations", "gt.json", "--images", "images", "--split", "train"]
@@ -229,6 +234,7 @@ def test_a_run_that_cannot_be_written_is_an_input_output_error(folder: Path) -> 
     assert_refused(folder, 74, ["notes"], "ssd_train", *train)
 
 
+@pytest.mark.costly
 def test_what_is_there_is_not_overwritten_unasked(folder: Path) -> None:
     flags = ["--annotations", "gt.json", "--images", "images"]
     assert run(folder, *CONVERT, *flags).returncode == 0

@@ -119,6 +119,7 @@ def test_repeats_are_their_factors_rounded_up_or_down_in_epochs_of_one_length(fa
         assert sorted(epoch) == [(image, repeat) for image, count in enumerate(counts) for repeat in range(count)]
 
 
+@pytest.mark.costly
 def test_repeats_are_their_factors_on_average() -> None:
     factors = [1.0, 1.25, 2.5, 1.75, 3.1, 1.4]  # 11 together
     epochs = list_epochs(factors, 2000)

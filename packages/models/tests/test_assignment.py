@@ -56,6 +56,7 @@ def test_everything_fits() -> None:
         np.testing.assert_array_equal(values, weights.tensors[name])
 
 
+@pytest.mark.costly
 def test_a_backbone_of_more_stages_is_used_as_far_as_it_goes() -> None:
     model = build(stages=2)
     longer = make_file(build(stages=3), skipped={"fc.weight": "the classifier"})
@@ -85,6 +86,7 @@ def test_other_classes_keep_all_but_the_class_heads(detector: Callable[[int], An
     assert {word for word in ("class_head1/kernel", "3x3x256x324", "3x3x256x16") if word not in shown} == set()
 
 
+@pytest.mark.costly
 def test_a_backbone_leaves_the_rest_of_a_detector_as_it_is() -> None:
     model = build_detector()
     report = assign_weights(model, make_file(build(stages=3)))
@@ -105,6 +107,7 @@ def test_what_fits_nothing_is_an_error_and_changes_nothing() -> None:
         np.testing.assert_array_equal(values, before[name])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("depth", "record", "words"), [
     (34, "stage1", "3 blocks in"),
     (50, "stage1_block1_conv1/kernel", "1x1x64x64 in"),

@@ -77,6 +77,7 @@ def test_convolutions_are_the_listed_ones(name: str, classifier: Callable[[str],
     assert built == sorted(listed)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "name",
     [
@@ -127,6 +128,7 @@ def test_dropout_drops_features_in_training_only() -> None:
     assert "dropout" not in {layer.name for layer in build_small().layers}
 
 
+@pytest.mark.costly
 def test_frozen_is_all_but_the_head() -> None:
     model = build_classifier("resnet18", 5, image_size=32)
     freeze_backbone(model)
@@ -136,6 +138,7 @@ def test_frozen_is_all_but_the_head() -> None:
     np.testing.assert_array_equal(model.get_layer("conv1_bn").moving_mean, before)
 
 
+@pytest.mark.costly
 def test_features_share_their_weights() -> None:
     model = build_small()
     features = feature_extractor(model)

@@ -97,6 +97,7 @@ def list_original_resnet50() -> Shapes:
     yield "fc1000/bias", (1001,)
 
 
+@pytest.mark.costly
 def test_the_original_resnet50(classifier: Callable[[str], Any]) -> None:
     shapes = dict(list_original_resnet50())
     slots = {f"SGD/{name}/momentum": shape for name, shape in shapes.items() if "moving" not in name}

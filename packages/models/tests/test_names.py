@@ -133,6 +133,7 @@ def list_original() -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"ssd/{kind}_net/{kind}-{level}/bias", (each * channels,)
 
 
+@pytest.mark.costly
 def test_the_original_has_all_that_the_detector_has(detector: Callable[[int], Any]) -> None:
     shapes = dict(list_original())
     state = {f"{name}/Momentum": shape for name, shape in shapes.items() if "moving" not in name} | {"global_step": ()}

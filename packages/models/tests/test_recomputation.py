@@ -154,6 +154,7 @@ def test_keras_own_training_takes_it(build: Callable[..., Any]) -> None:
     assert_same(*losses)
 
 
+@pytest.mark.costly
 def test_what_would_differ_the_second_time_is_refused(build: Callable[..., Any]) -> None:
     class Sums:
         def __call__(self, tensors: Sequence[Any]) -> list[Any]:

@@ -50,6 +50,7 @@ def test_numbers_of_trainable_parameters(depth: int, expected: int) -> None:
     assert count_parameters(Architecture(depth), 1000) == expected + 513_000
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("strides", "shape"),
     [((1,), (16, 16, 64)), ((1, 2, 1), (8, 8, 256)), ((1, 2, 2, 2), (2, 2, 512)), ((2, 2), (4, 4, 128))],
@@ -93,18 +94,21 @@ def test_strided_convolutions_pad_as_told(depth: int, layer: str, before: str, p
     np.testing.assert_allclose(keras.Model(source, convolution.output)(x), expected, atol=1e-4)
 
 
+@pytest.mark.costly
 def test_the_stride_of_a_bottleneck_is_in_its_3x3_convolution() -> None:
     model = build(depth=50, stage_strides=(1, 2))
     strides = [model.get_layer(f"stage2_block1_{name}").strides for name in ("conv1", "conv2", "conv3", "shortcut")]
     assert strides == [(1, 1), (2, 2), (1, 1), (2, 2)]
 
 
+@pytest.mark.costly
 def test_a_resnext_is_twice_as_wide_in_32_groups() -> None:
     model = build(depth=50, stage_strides=(1, 2), cardinality=32)
     kernels = [tuple(model.get_layer(f"stage2_block2_conv{number}").kernel.shape) for number in (1, 2, 3)]
     assert kernels == [(1, 1, 512, 256), (3, 3, 8, 256), (1, 1, 256, 512)]
 
 
+@pytest.mark.costly
 def test_a_block_starts_as_the_identity() -> None:
     model = build(depth=34, stage_strides=(1, 2))
     x = np.random.default_rng(0).random([1, 16, 16, 64]).astype(np.float32)
@@ -130,6 +134,7 @@ def test_gammas_need_not_start_at_zero_and_the_momentum_is_free() -> None:
     assert all((norm.gamma.numpy() == 1).all() for norm in norms)
 
 
+@pytest.mark.costly
 def test_policy_reaches_every_layer() -> None:
     model = build(depth=18, dtype="mixed_bfloat16")
     assert {layer.compute_dtype for layer in model.layers[1:]} == {"bfloat16"}

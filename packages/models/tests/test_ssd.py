@@ -112,6 +112,7 @@ def teach_default_boxes(model: Any, spec: DefaultBoxSpec) -> list[npt.NDArray[An
     return inputs
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("spec", [SSD300, SSD512])
 def test_rows_are_in_the_order_of_the_default_boxes(spec: DefaultBoxSpec) -> None:
     model = build_ssd(4, depth=18, spec=spec)  # as many classes as offsets, so that both outputs can be the boxes
@@ -147,6 +148,7 @@ def test_gradient_reaches_every_variable(images: npt.NDArray[Any]) -> None:
     assert dead == []
 
 
+@pytest.mark.costly
 def test_images_do_not_see_each_other_at_inference(images: npt.NDArray[Any]) -> None:
     model = build_awake()
     together = model(images, training=False)

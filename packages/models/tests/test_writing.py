@@ -33,6 +33,7 @@ def build_once() -> Any:
     return build()
 
 
+@pytest.mark.costly
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     first, second = build_once(), build()

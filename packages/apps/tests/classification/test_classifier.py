@@ -42,6 +42,7 @@ def test_an_export_is_loaded_and_classifies_files_and_pixels(folders: Path, tmp_
     assert of_pixels.probabilities.sum() == pytest.approx(1)
 
 
+@pytest.mark.costly
 def test_what_is_no_classifier_is_refused(tmp_path: Path) -> None:
     model = build_classifier("resnet18", 2, image_size=32)
     write_weights(model, tmp_path / "x", metadata=WeightsMetadata("same", [{"name": "a"}, {"name": "b"}]))

@@ -56,6 +56,7 @@ def predictions(network: Any, folders: Path) -> Predictions:
     return evaluate(network, folders, 4)
 
 
+@pytest.mark.costly
 def test_every_image_is_classified_once(network: Any, folders: Path, predictions: Predictions) -> None:
     source = open_split(folders, "validation")
     assert predictions.labels.tolist() == [source.read(index).label for index in range(9)]
@@ -132,6 +133,7 @@ def test_the_most_confident_mistakes_come_first() -> None:
     assert predictions.find_mistakes(2).tolist() == [2, 1]
 
 
+@pytest.mark.costly
 def test_names_of_classes_are_no_markup(folders: Path, predictions: Predictions, tmp_path: Path) -> None:
     names = ["dog [brown]", "$1_$5", "$5-$10"]
     text = io.StringIO()

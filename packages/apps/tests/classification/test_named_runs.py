@@ -107,6 +107,7 @@ def test_where_the_rate_needs_the_last_step_the_error_says_how_to_go_on(
     assert train("b", "--steps", 4, "--lr_schedule", "cosine", "--weights", tmp_path / "a").status == 0
 
 
+@pytest.mark.costly
 def test_other_data_is_named_by_classes_and_files(train: Callable[..., Any], folders: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(folders, data)
@@ -151,6 +152,7 @@ def test_wrong_paths_are_found_before_the_framework_starts(
     assert "validation/" in run_classifier(*cases[1], *common).error.remedy
 
 
+@pytest.mark.costly
 def test_the_best_checkpoint_that_no_evaluation_chose_names_the_flag(train: Callable[..., Any]) -> None:
     assert train("a", "--steps", 1).status == 0
     done = train("a", "--mode", "eval", "--checkpoint", "best")

@@ -142,6 +142,7 @@ def test_flags_that_are_not_read_are_told(program: str, flags: list[object], nam
     assert sorted(text.partition(" ")[0] for text in warnings) == sorted([*named, *["--epochs"] * is_lars])
 
 
+@pytest.mark.costly
 def test_the_plan_of_folders_counts_them(folders: Path) -> None:
     flags = ["--mode", "plan", "--data_dir", str(folders), "--train_splits", "train", "more", "--model", "resnet18"]
     command = [sys.executable, "-m", "gaudi_apps.resnet_train", *flags]

@@ -90,6 +90,7 @@ def test_defaults_that_changed_do_not_end_a_run(train: Program, earlier: Earlier
     assert settings_of(tmp_path)["base_lr"] == 0.128
 
 
+@pytest.mark.costly
 def test_a_plan_is_of_the_run_that_is_there(train: Program, earlier: Earlier, tmp_path: Path) -> None:
     plan = ("--mode", "plan", "--json", "--lr_schedule", "piecewise")
     with earlier():
@@ -98,6 +99,7 @@ def test_a_plan_is_of_the_run_that_is_there(train: Program, earlier: Earlier, tm
     assert json.loads(train(tmp_path / "new", *plan).out)["momentum_form"] == "keras"
 
 
+@pytest.mark.costly
 def test_a_run_of_a_newer_release_is_refused(train: Program, tmp_path: Path) -> None:
     assert train(tmp_path, "--train_steps", 1).status == 0
     record = json.loads((tmp_path / "run.json").read_text())

@@ -54,6 +54,7 @@ def step(task: ClassificationTask, batch: dict[str, Any], rate: float = 0.1) -> 
     return float(scalars["loss"])
 
 
+@pytest.mark.costly
 def test_the_loss_is_smoothed_cross_entropy(make_task: Any, batch: dict[str, Any]) -> None:
     task = make_task()
     logits = task.model(batch["images"], training=True).numpy().astype(np.float64)
@@ -110,6 +111,7 @@ def compute_losses(task: ClassificationTask, batch: dict[str, Any], steps: int) 
     return losses
 
 
+@pytest.mark.costly
 def test_no_two_batches_are_mixed_alike(make_task: Any, batch: dict[str, Any]) -> None:
     """Whatever the number of ranks: what is drawn follows from the place of a batch in the sequence of all images."""
     config = replace(PLAIN, mixup_alpha=0.4)
@@ -160,6 +162,7 @@ def test_as_many_features_are_dropped_as_the_recipe_says(make_task: Any, batch: 
     assert np.std(means, axis=0).min() > 0.1 * expected.max()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("form", "gradient"), [("l2", 0.02), ("half_squares", 0.01)])
 def test_decay_is_of_all_weights_but_batch_norms(
     make_task: Any, batch: dict[str, Any], form: Any, gradient: float
@@ -187,6 +190,7 @@ def test_which_variables_are_decayed() -> None:
     assert list_decays(single_l2=True) == [0, 0, 0, 0, 0]
 
 
+@pytest.mark.costly
 def test_a_single_l2_is_reported_and_updates_alike(make_task: Any, batch: dict[str, Any]) -> None:
     config = replace(PLAIN, weight_decay=0.01, decay_form="half_squares")
     each, single = make_task(config), make_task(replace(config, single_l2=True))
@@ -209,6 +213,7 @@ def test_the_average_lags_behind_the_weights(make_task: Any, batch: dict[str, An
         np.testing.assert_array_equal(task.read_state()["logits/kernel"], state["average/logits/kernel"])
 
 
+@pytest.mark.costly
 def test_pruning_sets_the_smallest_weights_of_each_kernel_to_zero(make_task: Any, batch: dict[str, Any]) -> None:
     pruning = PruningFlags("polynomial_decay", 0.0, 0.5, pruning_begin_step=0, pruning_end_step=4, pruning_frequency=1)
     task = make_task(replace(PLAIN, pruning=pruning))

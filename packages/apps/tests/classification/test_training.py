@@ -147,6 +147,7 @@ def test_a_threshold_ends_training(train: Program, tmp_path: Path) -> None:
     assert load(tmp_path).step < 90
 
 
+@pytest.mark.costly
 def test_several_folders_are_trained_on(train: Program, tmp_path: Path) -> None:
     done = train(
         tmp_path, "--train_splits", "train", "more", "--train_epochs", 1, "--skip_eval", "--cache_decoded_image"
@@ -246,6 +247,7 @@ def test_resnext_train(run_classifier: Program, folders: Path, tmp_path: Path) -
     assert "4/9 images: top-1" in done.out
 
 
+@pytest.mark.costly
 def test_random_images_need_no_data(run_classifier: Program, tmp_path: Path) -> None:
     done = run_classifier("--use_synthetic_data", "--model_dir", tmp_path, "--train_steps", 2, *COMMON)
     assert done.status == 0, done.err
@@ -321,6 +323,7 @@ def note_calls(method: Any, calls: list[Any]) -> Any:
     return note
 
 
+@pytest.mark.costly
 def test_a_batch_of_another_size_ends_a_checked_run(
     train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

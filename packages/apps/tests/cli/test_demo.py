@@ -35,6 +35,7 @@ def test_the_training_command_is_a_good_one(steps: int, dtype: str) -> None:
     assert config.device.dtype == dtype
 
 
+@pytest.mark.costly
 def test_it_ends_with_the_first_command_that_fails(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,6 +56,7 @@ def test_answers_without_tensorflow(argv: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "imported: []"
 
 
+@pytest.mark.costly
 def test_module_can_be_run(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gaudi_apps.ssd_train", "--mode", "plan", "--data_dir", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

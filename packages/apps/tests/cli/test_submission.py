@@ -246,6 +246,7 @@ def submit(variables: dict[str, str], tmp_path: Path) -> Callable[..., Ended]:
     return run
 
 
+@pytest.mark.costly
 def test_experiments_run_one_after_another_with_logs_of_their_own(submit: Callable[..., Ended], tmp_path: Path) -> None:
     done = submit(NEXP="2")
     assert done.status == 0, done.err
@@ -259,6 +260,7 @@ def test_experiments_run_one_after_another_with_logs_of_their_own(submit: Callab
     assert (tmp_path / "calls").read_text().splitlines() == ["sync ", "sysctl -q vm.drop_caches=3"] * 2
 
 
+@pytest.mark.costly
 def test_an_experiment_that_fails_ends_the_submission(submit: Callable[..., Ended]) -> None:
     done = submit(NEXP="2", status=3)
     assert done.status == 3

@@ -28,6 +28,7 @@ def open_evaluator(source: RecordSource, options: InputOptions, **limits: Any) -
     return DetectionEvaluator(source, options, RunFolder(Path("unused")), source.categories, SingleProcess(), **limits)
 
 
+@pytest.mark.costly
 def test_figures_do_not_depend_on_the_batch_size(
     oracle: Callable[..., Any], truth: dict[int, Any], source: RecordSource
 ) -> None:

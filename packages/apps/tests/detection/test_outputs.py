@@ -92,6 +92,7 @@ def test_every_kind_of_output(
     assert len(read_csv(out / "detections.csv")) == 2
 
 
+@pytest.mark.costly
 def test_only_what_is_asked_for_is_written(
     oracle: Callable[..., Any], truth: dict[int, Any], image_dir: Path, tmp_path: Path
 ) -> None:
@@ -110,6 +111,7 @@ def test_only_what_is_asked_for_is_written(
     assert table["images"][0]["drawn"] is None
 
 
+@pytest.mark.costly
 def test_classes_are_chosen_by_name_or_id(
     oracle: Callable[..., Any], truth: dict[int, Any], image_dir: Path, tmp_path: Path
 ) -> None:
@@ -282,6 +284,7 @@ def test_names_that_are_long_or_no_text_end_no_prediction(
     assert "caf\\udce9.png" in capsys.readouterr().out
 
 
+@pytest.mark.costly
 def test_a_name_that_is_taken_gets_the_next_free_number(
     oracle: Callable[..., Any], truth: dict[int, Any], image_dir: Path, tmp_path: Path
 ) -> None:

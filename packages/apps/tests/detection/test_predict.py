@@ -142,6 +142,7 @@ def test_detections_are_listed_drawn_and_written(
     assert score_detections(table, detections).detections == 3
 
 
+@pytest.mark.costly
 def test_all_are_listed_and_those_that_are_not_drawn_are_counted(
     oracle: Callable[..., Any], image_dir: Path, tmp_path: Path
 ) -> None:

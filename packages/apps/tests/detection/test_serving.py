@@ -50,6 +50,7 @@ def test_a_saved_model_finds_what_the_network_finds(
         assert compare_detections(rows, to_detections(outputs)).is_close
 
 
+@pytest.mark.costly
 def test_a_saved_model_names_its_classes(small_network: Callable[..., Any], tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     write_saved_model(DetectorExport(small_network(3), CATEGORIES), saved)

@@ -94,6 +94,7 @@ def make_batch() -> dict[str, Any]:
     return batch
 
 
+@pytest.mark.costly
 def test_the_loss_of_the_boxes_is_weighted(make_small: Callable[..., SSDTask]) -> None:
     batch = make_batch()
     plain, weighted = (make_small(box_weight=weight) for weight in (1.0, 2.0))
@@ -120,6 +121,7 @@ def test_what_is_not_finite_changes_no_weight(make_small: Callable[..., SSDTask]
     assert differ(before, task.read_state()) != set()
 
 
+@pytest.mark.costly
 def test_the_average_is_part_of_the_state_and_stands_in_for_the_weights(make_small: Callable[..., SSDTask]) -> None:
     task, batch = make_small(ema_decay=0.9), make_batch()
     plain = {name for name in make_small().read_state() if not name.startswith("momentum/")}
@@ -205,6 +207,7 @@ def test_two_ranks_that_are_alike_train_as_one(make_small: Callable[..., SSDTask
     assert "votes" not in alone.train_step(batch, 0.01)
 
 
+@pytest.mark.costly
 def test_numbers_of_another_rank_stop_this_one_too(make_small: Callable[..., SSDTask]) -> None:
     del make_small  # which exchanges the network
     task = SSDTask(3, keras_policy="float32", weight_decay=5e-4, communicator=cast("Any", Twins(np.nan)))

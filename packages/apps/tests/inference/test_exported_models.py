@@ -53,6 +53,7 @@ class Means(tf.Module):
         return {"means": tf.reduce_mean(tf.nn.avg_pool2d(images, 9, 1, "SAME"), [1, 2, 3])}
 
 
+@pytest.mark.costly
 def test_threads_that_share_an_interpreter_wait_for_each_other(tmp_path: Path) -> None:
     network = Means()
     signatures = [network.compute.get_concrete_function()]

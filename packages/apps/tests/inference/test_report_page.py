@@ -208,6 +208,7 @@ def test_another_report_is_not_replaced(copied: Path) -> None:
     assert (copied / "report.html").read_text() == "<p>mine</p>"
 
 
+@pytest.mark.costly
 def test_runs_are_compared(make_run: Callable[..., Path], tmp_path: Path) -> None:
     names = ["cat", "dog"]
     folders = [make_run(images=12, names=names, files=["a"], seed=seed) for seed in (1, 2)]
@@ -242,6 +243,7 @@ def test_a_detector_and_a_classifier_are_not_compared(copied: Path, tmp_path: Pa
     assert (refused.value.flag, page.exists()) == ("run_dirs", False)
 
 
+@pytest.mark.costly
 def test_classes_of_one_name_are_told_apart(make_run: Callable[..., Path]) -> None:
     folder = make_run(images=12, names=["crack", "crack", "dent"], files=["a"])
     run = read_run(folder)

@@ -60,6 +60,7 @@ def make_checkpoint(step: int, value: float) -> Checkpoint:
     return Checkpoint(step, {"value": np.array(value)}, {}, "")
 
 
+@pytest.mark.costly
 def test_scores_come_in_order_and_nobody_waits_for_them(make_gate: Callable[[str], Any]) -> None:
     gate = make_gate("gate")
     with closing(BackgroundScoring(partial(open_scoring, gate.path))) as scoring:
@@ -77,6 +78,7 @@ def test_scores_come_in_order_and_nobody_waits_for_them(make_gate: Callable[[str
         os.kill(process, 0)
 
 
+@pytest.mark.costly
 def test_an_error_of_one_does_not_keep_the_next_from_being_scored(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.touch()  # and open
@@ -92,6 +94,7 @@ def test_an_error_of_one_does_not_keep_the_next_from_being_scored(tmp_path: Path
                 result.result()
 
 
+@pytest.mark.costly
 def test_a_process_that_ends_while_it_answers_is_an_error() -> None:
     with closing(BackgroundScoring(open_half_an_answer)) as scoring:
         for step in (1, 2):
@@ -115,6 +118,7 @@ def test_closing_ends_what_is_being_scored(make_gate: Callable[[str], Any]) -> N
     assert second.done()
 
 
+@pytest.mark.costly
 def test_signals_to_the_process_group_do_not_end_it(make_gate: Callable[[str], Any]) -> None:
     gate = make_gate("gate")
     with closing(BackgroundScoring(partial(open_scoring, gate.path))) as scoring:

@@ -107,6 +107,7 @@ def test_ranks_that_sum_within_layers_poll_often(
     assert make_settings(config, Distribution(RankInfo(size=size))).distribution.environment == kept
 
 
+@pytest.mark.costly
 def test_without_mxnet_the_program_names_the_extra(tmp_path: Path) -> None:
     code = """
 import sys

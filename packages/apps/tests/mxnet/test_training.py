@@ -155,6 +155,7 @@ def test_a_killed_run_has_the_log_of_one_that_was_not(
     assert list_events(tmp_path / "killed") == list_events(trained)
 
 
+@pytest.mark.costly
 def test_a_run_of_a_checkpoint_without_the_length_of_the_log_goes_on(
     ssd_mxnet_train: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,6 +351,7 @@ def test_numbers_that_are_none_end_the_run(ssd_mxnet_train: Callable[..., Any], 
     assert not (tmp_path / "checkpoints").exists()
 
 
+@pytest.mark.costly
 def test_another_run_is_not_mixed_in(ssd_mxnet_train: Callable[..., Any], tmp_path: Path) -> None:
     assert ssd_mxnet_train("--mode", "train", "--steps", 1, "--model_dir", tmp_path).status == 0
     done = ssd_mxnet_train("--mode", "train", "--steps", 2, "--seed", 1, "--model_dir", tmp_path)

@@ -139,6 +139,7 @@ def test_a_led_side_goes_by_the_others_outputs(small_classifier: Callable[..., A
     assert apart == {"step1/weight/conv1/kernel", "step1/output/conv1", "step1/update/conv1/kernel"}
 
 
+@pytest.mark.costly
 def test_a_led_side_goes_by_the_others_batch(small_classifier: Callable[..., Any]) -> None:
     steps = list(replay_steps(make_task(small_classifier), make_batches(), rate, 1))
     others = ({**batch, "images": batch["images"] + 1} for batch in make_batches())

@@ -57,6 +57,7 @@ def test_each_rank_has_a_gaudi_of_its_own(
     assert (done.stdout.strip(), done.returncode) == (expected, 0), done.stderr
 
 
+@pytest.mark.costly
 def test_another_ranks_gaudi_is_refused() -> None:
     done = subprocess.run(
         [sys.executable, "-c", START, "hpu", "1", "8"],

@@ -196,6 +196,7 @@ def test_a_drawing_that_no_jpeg_holds_is_refused(server: Any) -> None:
     assert server.post("/draw", long, Accept="image/png").status == 200
 
 
+@pytest.mark.costly
 def test_the_memory_of_what_waits_is_bounded(
     start: Start, gate: Any, images: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +213,7 @@ def test_the_memory_of_what_waits_is_bounded(
     assert server.post("/predict", images[1]).status == 200
 
 
+@pytest.mark.costly
 def test_images_of_clients_that_left_are_not_decoded(
     start: Start, gate: Any, images: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +237,7 @@ def test_images_of_clients_that_left_are_not_decoded(
     assert prepared == [len(images[0])]
 
 
+@pytest.mark.costly
 def test_a_connection_too_many_is_told_so(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start()
     monkeypatch.setattr("gaudi_apps.inference.serving.server.MOST_CONNECTIONS", 0)
@@ -295,6 +298,7 @@ def test_a_stop_waits_until_answers_are_taken(large: Any, images: list[bytes]) -
     assert not large.error
 
 
+@pytest.mark.costly
 def test_a_client_that_does_not_take_its_answer_is_closed(
     start: Start, images: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,6 +369,7 @@ def test_other_paths_and_methods_are_refused_as_json(
     assert ("Allow" in answer.headers) == (status == 405)
 
 
+@pytest.mark.costly
 def test_a_slow_body_and_a_slow_head_are_ended(start: Start, images: list[bytes]) -> None:
     server = start(timeout_s=1.0)
     answer = read_raw(server.begin(images[0][:50], announced=len(images[0])))
@@ -374,6 +379,7 @@ def test_a_slow_body_and_a_slow_head_are_ended(start: Start, images: list[bytes]
         assert opened.recv(100) == b""
 
 
+@pytest.mark.costly
 def test_a_full_queue_refuses_and_a_slow_network_too(start: Start, gate: Any, images: list[bytes]) -> None:
     server = start(max_queue=1)
     with ThreadPoolExecutor(1) as pool:
@@ -387,6 +393,7 @@ def test_a_full_queue_refuses_and_a_slow_network_too(start: Start, gate: Any, im
     assert server.post("/predict", images[1]).status == 200
 
 
+@pytest.mark.costly
 def test_an_image_that_is_not_answered_in_time_is_refused(start: Start, gate: Any, images: list[bytes]) -> None:
     server = start(timeout_s=1.0, max_batch=1)
     assert server.post("/predict", images[0]).status == 503  # it is being computed
@@ -395,6 +402,7 @@ def test_an_image_that_is_not_answered_in_time_is_refused(start: Start, gate: An
     gate.open()
 
 
+@pytest.mark.costly
 def test_a_client_that_leaves_is_not_waited_for(start: Start, gate: Any, images: list[bytes]) -> None:
     server = start(max_batch=1)
     with ThreadPoolExecutor(1) as pool:
@@ -409,6 +417,7 @@ def test_a_client_that_leaves_is_not_waited_for(start: Start, gate: Any, images:
     assert server.count("gaudi_images_total") == server.count("gaudi_batch_size_count") == 1
 
 
+@pytest.mark.costly
 def test_a_stop_finishes_what_is_in_flight(start: Start, gate: Any, images: list[bytes]) -> None:
     server = start()
     kept, second = server.connect(), server.connect()
@@ -439,6 +448,7 @@ def test_a_stop_finishes_what_is_in_flight(start: Start, gate: Any, images: list
         server.ask("GET", "/healthz")
 
 
+@pytest.mark.costly
 def test_before_the_network_is_loaded_requests_are_refused(
     start: Start, gate: Any, images: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -460,6 +470,7 @@ def test_before_the_network_is_loaded_requests_are_refused(
     assert server.post("/predict", images[0]).status == 200
 
 
+@pytest.mark.costly
 def test_a_fault_of_the_network_tells_nothing(
     start: Start, images: list[bytes], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -531,6 +542,7 @@ def test_a_batch_gives_what_its_images_give_alone(
     assert sum(map(len, alone)) > 50
 
 
+@pytest.mark.costly
 def test_weights_are_read_once(start: Start, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = list[Path]()
 

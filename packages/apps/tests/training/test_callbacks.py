@@ -165,6 +165,7 @@ def test_without_names_there_are_none() -> None:
     assert isinstance(callback, Callback)
 
 
+@pytest.mark.costly
 def test_a_callback_that_fails_is_named_with_its_method(
     ssd_train: Callable[..., Any], records: Path, folder: Path
 ) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import pytest
 
 from gaudi_apps.training.reports import plot_curves, smooth
 
@@ -22,6 +23,7 @@ def test_curve_is_a_image_with_the_colours_of_its_lines(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["curves.png"]
 
 
+@pytest.mark.costly
 def test_scores_are_drawn_with_a_star_at_the_best(tmp_path: Path) -> None:
     rows = [{"step": step, "loss": 9 - step / 20, "learning_rate": 1e-3} for step in range(100)]
     evaluations = [{"step": 10 * n, "AP": n * (8 - n) / 40, "AP50": n / 10} for n in range(1, 10)]

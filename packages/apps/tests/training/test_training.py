@@ -381,6 +381,7 @@ def test_a_disk_that_is_full_ends_the_run_and_its_last_checkpoint_stays(train: P
     assert list_steps(tmp_path) == [1, 2]
 
 
+@pytest.mark.costly
 def test_a_box_that_is_no_number_is_named_with_record_and_image(train: Program, records: Path, tmp_path: Path) -> None:
     """As a converter of somebody else may have left it: the record's checksum is right."""
     (source,) = records.glob("train-*")
@@ -544,6 +545,7 @@ def test_the_average_of_the_weights_is_what_is_scored(
     )
 
 
+@pytest.mark.costly
 def test_weights_to_begin_with(train: Program, tmp_path: Path) -> None:
     gamma = np.array([0.5, 2, 3], np.float32)
     np.savez(tmp_path / "weights.npz", **{"conv1_bn/gamma": gamma, "conv1_bn/beta": np.zeros(3, np.float32)})
@@ -556,6 +558,7 @@ def test_weights_to_begin_with(train: Program, tmp_path: Path) -> None:
         np.testing.assert_array_equal(tensors[name], gamma)
 
 
+@pytest.mark.costly
 def test_a_wrong_file_of_weights_leaves_all_as_it_was(
     train: Program, copy_run: Callable[[Path, int], None], tmp_path: Path
 ) -> None:
@@ -591,6 +594,7 @@ def test_static_batches_are_the_same_training(
     assert_same_state(load(static), load(live))
 
 
+@pytest.mark.costly
 def test_random_images_need_no_data(ssd_train: Program, tmp_path: Path) -> None:
     done = ssd_train("--use_fake_data", "--model_dir", tmp_path, "--steps", 1, *COMMON)
     assert done.status == 0, done.err

@@ -38,6 +38,7 @@ def make_task() -> Any:
     return make
 
 
+@pytest.mark.costly
 def test_xla_learns_the_same(make_task: Any) -> None:
     states = []
     for xla in (False, True):

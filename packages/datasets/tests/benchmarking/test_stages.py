@@ -51,6 +51,7 @@ def test_stages_of_detection_are_measured_for_a_time(coco: CocoSource, clocks: C
     assert costs == {"read": 250, "decode": 250, "crop": 500, "resize": 250, "colours": 250, "targets": 250}
 
 
+@pytest.mark.costly
 def test_pixels_of_classification_are_those_of_the_input(images: Path) -> None:
     source = FolderSource(images / "train")
     batch = next(iter(train_dataset(source, OPTIONS)))
@@ -62,6 +63,7 @@ def test_pixels_of_classification_are_those_of_the_input(images: Path) -> None:
     np.testing.assert_array_equal(np.stack(list(dataset)), batch["images"])
 
 
+@pytest.mark.costly
 def test_stages_of_classification_are_measured_each_at_least_once(images: Path, clocks: Clocks) -> None:
     source = FolderSource(images / "train")
     costs = measure_classification(source, list(range(8)), OPTIONS, seconds=0, clocks=clocks)

@@ -69,6 +69,7 @@ def test_fixed_images_are_counted(class_tree: Path, tmp_path: Path, encode: Enco
     assert describe_records(manifest).endswith(f"in 3 shards; 2 {CMYK_FIX}")
 
 
+@pytest.mark.costly
 def test_the_number_of_processes_changes_nothing(class_tree: Path, tmp_path: Path) -> None:
     for processes in (1, 2):
         write_records(FolderSource(class_tree), tmp_path / str(processes), "train", shards=3, processes=processes)

@@ -72,6 +72,7 @@ def test_folders_and_records_of_classification_are_measured(folder: Path, measur
         assert list(document["stages"]) == ["read", "decode", "crop", "resize", "colours"]
 
 
+@pytest.mark.costly
 def test_the_original_s_short_forms_are_taken(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--seconds", "0.01", "--image_size", "32", "--json")
     assert run("bench", "-d", folder, "-b", "2", "-t", "bf16", "-e", "1", *flags) == 0

@@ -101,6 +101,7 @@ def test_class_folders_are_linted(folder: Path, capsys: pytest.CaptureFixture[st
         assert image.width == 2250
 
 
+@pytest.mark.costly
 def test_records_of_both_kinds_are_linted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for split in ("train", "val"):
         coco = ["--annotations", f"{split}.json", "--images", "images", "--split", split]

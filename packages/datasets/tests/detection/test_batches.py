@@ -141,6 +141,7 @@ def test_a_later_step_is_reached_without_those_before() -> None:
     assert_same(whole[4:], take(train_batches(make_source(), OPTIONS, first_step=4), 2))
 
 
+@pytest.mark.costly
 def test_ranks_share_the_global_batch() -> None:
     whole = take(train_batches(make_source(), replace(OPTIONS, batch_size=4)), 3)
     parts = [take(train_batches(make_source(), replace(OPTIONS, batch_size=2, rank=r, size=2)), 3) for r in (0, 1)]
@@ -156,6 +157,7 @@ def test_ranks_evaluate_each_image_once() -> None:
     assert sorted(seen) == [PADDING_ID] * 5 + list(range(10, 17))
 
 
+@pytest.mark.costly
 def test_channels_may_come_last() -> None:
     for make in (train_batches, eval_batches):
         (first,), (last,) = take(make(make_source(), OPTIONS), 1), take(make(make_source(), OPTIONS, layout="NHWC"), 1)

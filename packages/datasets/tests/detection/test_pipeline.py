@@ -109,6 +109,7 @@ def find_colour(image: npt.NDArray[np.float32], channel: int) -> list[float]:
     return [rows.min() / side, columns.min() / side, (rows.max() + 1) / side, (columns.max() + 1) / side]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 def test_boxes_follow_the_pixels(kind: str) -> None:
     """Compare the targets with where the colour is, after crop, resizing and mirroring."""

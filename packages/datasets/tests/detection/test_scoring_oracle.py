@@ -87,6 +87,7 @@ def test_figures_are_those_of_pycocotools(truth: list[Any], found: list[Any]) ->
     assert_equal_figures(make_truth(truth), make_detections(found))
 
 
+@pytest.mark.costly
 @given(st.lists(objects, max_size=12), st.lists(detections, min_size=1, max_size=25))
 @settings(max_examples=30, deadline=None)
 def test_also_of_some_images_alone(truth: list[Any], found: list[Any]) -> None:

@@ -207,6 +207,7 @@ def test_a_name_that_no_disk_takes_is_not_there(folder: Path) -> None:
         assert str(caught.value.path).endswith("a" * 300)
 
 
+@pytest.mark.costly
 @settings(max_examples=300)
 @given(st.data())
 def test_boxes_up_to_the_edge_stay_inside_however_they_are_rounded(data: st.DataObject) -> None:

@@ -164,6 +164,7 @@ def test_what_is_no_file_is_named(tmp_path: Path) -> None:
         extract(tmp_path, tmp_path / "out")
 
 
+@pytest.mark.costly
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), packed=st.booleans(), as_zip=st.booleans())
 def test_damage_anywhere_is_a_named_error_or_harmless(

@@ -65,6 +65,7 @@ def test_each_error_has_its_status_and_one_line(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["list.yaml", "taken"]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_a_run_that_was_ended_goes_on(end: int, server: Any, faults: Any, content: bytes, tmp_path: Path) -> None:
     """It was cut once, and is in the midst of the rest when it is ended."""

@@ -313,6 +313,7 @@ def test_nonsense_answers_end_in_the_file_or_an_error(
     assert "file" not in names(tmp_path) or (tmp_path / "file").read_bytes() == content
 
 
+@pytest.mark.costly
 def test_any_order_of_faults_ends_in_the_verified_file(server: Any, faults: Any, tmp_path: Path) -> None:
     random_faults = random.Random(1)
     for number in range(60):

@@ -78,6 +78,7 @@ def test_what_is_no_list_is_named(text: str, tmp_path: Path) -> None:
         read_file_list(tmp_path / "none", tmp_path)
 
 
+@pytest.mark.costly
 def test_two_processes_take_turns(
     server: Any, faults: Any, content: bytes, tmp_path: Path, make_channel: Callable[[str], Any]
 ) -> None:

@@ -75,6 +75,7 @@ def test_a_sheet_is_written_whole(train: Path, tmp_path: Path, ending: str) -> N
         assert (pixels == (192, 57, 43)).all(axis=-1).any()  # the loss is told in red
 
 
+@pytest.mark.costly
 def test_a_sheet_of_nothing_and_of_letters_without_a_font_is_written(tmp_path: Path) -> None:
     classes = tuple(ClassCount(f"類{number}", number) for number in range(100))
     report = LintReport("データ", "classification", 0, classes=classes, findings=(Finding(NO_SIZE, "a", "b"),))

@@ -233,6 +233,7 @@ def test_a_file_of_the_name_of_the_manifest_is_not_taken_for_one(tmp_path: Path)
     assert contents(tmp_path) == {"train.json": hashlib.sha256(b'{"images": []}').hexdigest()}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_fault_leaves_nothing_behind(tmp_path: Path, processes: int) -> None:
     program = start(tmp_path / "deep" / "out", processes, trouble="fault")
@@ -311,6 +312,7 @@ def _encode_number(index: int) -> tuple[bytes, str]:
     return f"record {index}".encode(), ""
 
 
+@pytest.mark.costly
 def test_other_processes_tell_what_they_have_written(tmp_path: Path) -> None:
     told: list[int] = []
     options: dict[str, Any] = {"manifest": {}, "fingerprint": "x", "shards": 4, "processes": 2}
@@ -318,6 +320,7 @@ def test_other_processes_tell_what_they_have_written(tmp_path: Path) -> None:
     assert (told, told[-1]) == (sorted(told), 64)
 
 
+@pytest.mark.costly
 def test_no_worker_goes_on_after_a_fault_in_this_process(tmp_path: Path) -> None:
     """The exception is kept, and with it the frames that hold what they have opened."""
 
@@ -359,6 +362,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.costly
 def test_an_interrupt_while_workers_start_shows_no_traceback(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(INTERRUPTED)

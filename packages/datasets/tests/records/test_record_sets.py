@@ -156,6 +156,7 @@ def test_the_index_tells_what_the_shards_do(
     assert (read_all(indexed), indexed.list_files()) == (read_all(scanned), scanned.list_files())
 
 
+@pytest.mark.costly
 def test_an_index_that_is_not_of_these_shards_is_not_believed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

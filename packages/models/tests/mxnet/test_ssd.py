@@ -47,6 +47,7 @@ def test_parameters_are_those_of_the_keras_network(depth: int, detector: Callabl
         assert sum(int(np.prod(parameters[name].shape)) for name in trained) == 19_972_534
 
 
+@pytest.mark.costly
 def test_outputs_are_float32_and_raw(images: Any) -> None:
     net = build(7)
     wake_blocks(net)

@@ -140,6 +140,7 @@ def test_detections_are_the_originals() -> None:
         np.testing.assert_array_equal(result[1], 0 * NMS[name])
 
 
+@pytest.mark.costly
 @given(seeds, st.sampled_from([0.2, 0.5, 0.7]), st.sampled_from([10, 150]), st.sampled_from([8, 29, 1000]))
 @settings(max_examples=25, deadline=None)
 def test_votes_are_numpys(seed: int, voting_iou: float, max_detections: int, max_voters: int) -> None:

@@ -85,6 +85,7 @@ def test_three_steps_are_numpys(apply: Any, constants: dict[str, Any]) -> None:
         np.testing.assert_allclose(variable, value, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("apply", [apply_core, apply_keras])
 def test_float64_variables_are_updated_in_float64(apply: Any) -> None:
     variables = [

@@ -88,6 +88,7 @@ def test_a_dtype_that_no_form_can_compare_is_refused(dtype: Any) -> None:
         topk_mask(tf.zeros([1, 2], dtype), 1)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("form", ["bisection", "sort"])
 def test_compiled_by_xla(form: Form) -> None:
     values = np.copysign([[np.nan, 0.0, 0.0, 0.0, np.inf, 2.0, 2.0, np.nan]], [[1, -1, 1, -1, 1, 1, 1, -1]])
@@ -96,6 +97,7 @@ def test_compiled_by_xla(form: Form) -> None:
     np.testing.assert_array_equal(compiled(values, k), reference.topk_mask(values, k))
 
 
+@pytest.mark.costly
 @given(values_and_k)
 @settings(max_examples=30, deadline=None)
 def test_bfloat16_mask_is_the_references(case: tuple[npt.NDArray[Any], npt.NDArray[Any]]) -> None:

@@ -41,6 +41,7 @@ def test_more_weights_than_float32_counts_are_pruned_exactly() -> None:
     assert np.flatnonzero(~mask).tolist() == list(range(2**24 + 54, 2**24 + 61))
 
 
+@pytest.mark.costly
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=40), st.floats(0, 1))
 def test_exactly_as_many_are_dropped_as_the_share_says(weights: list[int], sparsity: float) -> None:
@@ -68,6 +69,7 @@ def test_sparsity_follows_the_polynomial() -> None:
     assert {step: pruning.sparsity(step) for step in expected} == pytest.approx(expected)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("traced", [False, True])
 def test_each_layer_has_the_share_of_zeros_and_keeps_it(traced: bool) -> None:
     variables = make_variables()
