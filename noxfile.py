@@ -16,7 +16,7 @@ nox.options.error_on_missing_interpreters = True
 # `nox --parallel N` runs sessions side by side, each in an environment of its own; a session that needs the machine or
 # the folder dist/ for itself says so.
 nox.options.allow_parallel = True
-nox.options.sessions = ["structure", "lint", "types", "tests", "integration", "build"]
+nox.options.sessions = ["structure", "lint", "types", "integration", "tests", "build"]
 
 # Where this is set, Python compiles TensorFlow anew at every start: 5 seconds in place of 2.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -140,7 +140,7 @@ def find_tests(*marks: str) -> list[str]:
     return [str(path.relative_to(ROOT)) for path in files if named.search(path.read_text(encoding="utf-8"))]
 
 
-# `nox --parallel` starts sessions in this order, so the longest comes first.
+# `nox --parallel` starts sessions in the order of their list; of these the longest comes first.
 @nox.session
 @nox.parametrize("package", [nox.param(name, id=name) for name in reversed(PACKAGES)])
 def tests(session: nox.Session, package: str) -> None:

@@ -210,6 +210,7 @@ def test_losses_and_gradients_are_the_same(pair: Pair) -> None:
         assert np.linalg.norm(ours - theirs) <= 5e-2 * np.linalg.norm(theirs), name
 
 
+@pytest.mark.costly
 def test_detections_and_figures_are_the_same(pair: Pair) -> None:
     """Against a truth that is near to some of the detections, so that there are figures of all kinds."""
     ours, theirs = find_both(pair)

@@ -45,6 +45,7 @@ def make_file(
     return WeightsFile("x.pth (test)", tensors, padding, skipped)
 
 
+@pytest.mark.costly
 def test_everything_fits() -> None:
     model = build()
     weights = make_file(model)

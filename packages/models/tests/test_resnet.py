@@ -119,6 +119,7 @@ def test_a_block_starts_as_the_identity() -> None:
     np.testing.assert_array_equal(between(model, "stage2_block1_relu2", "stage2_block4_relu2")(y), y)
 
 
+@pytest.mark.costly
 def test_batch_norms_are_the_recipes() -> None:
     norms = [layer for layer in build(depth=18).layers if isinstance(layer, keras.layers.BatchNormalization)]
     assert len(norms) == 20  # 1 + 8 blocks of 2 + 3 shortcuts

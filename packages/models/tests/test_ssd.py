@@ -48,6 +48,7 @@ def count_trainable(model: Any) -> int:
     return sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
 
 
+@pytest.mark.costly
 def test_number_of_trainable_parameters(detector: Callable[[int], Any]) -> None:
     # The backbone: stem; stage 1 of 3 blocks, 2 of 4, 3 of 6; the first blocks of 2 and 3 have a shortcut.
     stem = 7 * 7 * 3 * 64 + 2 * 64
@@ -179,6 +180,7 @@ def test_background_needs_company(num_classes: int) -> None:
         build_ssd(num_classes)
 
 
+@pytest.mark.costly
 def test_default_boxes_of_other_levels_are_refused() -> None:
     spec = DefaultBoxSpec(300, (38, 19), (8, 16), (21, 45, 99), ((2,), (2, 3)))
     with pytest.raises(ValueError, match=r"default boxes \(38, 19\)"):

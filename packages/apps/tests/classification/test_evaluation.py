@@ -143,6 +143,7 @@ def test_names_of_classes_are_no_markup(folders: Path, predictions: Predictions,
     assert all(path.exists() for path in draw_report(tmp_path, named, predictions))
 
 
+@pytest.mark.costly
 def test_images_are_drawn_and_those_of_before_go(folders: Path, predictions: Predictions, tmp_path: Path) -> None:
     source = open_split(folders, "validation")
     (tmp_path / "mistake-01-image-99.png").touch()

@@ -59,6 +59,7 @@ def find_last_valid(block: Any, boxes: npt.NDArray[np.float32], min_iou: float) 
     return found
 
 
+@pytest.mark.costly
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 4), min_iou=st.sampled_from([0.0, 0.1, 0.3, 0.5]))
 @settings(max_examples=60, deadline=None)
 def test_the_last_valid_proposal_of_the_first_pass_with_one_is_the_window(

@@ -18,6 +18,7 @@ PATIENT = {"GAUDI_RUN_STALL_SECONDS": "1200", "GAUDI_RUN_LEAVE_SECONDS": "0.5"}
 QUICK = {**PATIENT, "GAUDI_RUN_STALL_SECONDS": "4"}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_killed_rank_is_named_once(start_ranks: START, rank: int) -> None:
     run = start_ranks("hosted", PATIENT, size=3, faults={rank: ("SIGKILL", 6)})
@@ -65,6 +66,7 @@ def test_stopped_rank(start_ranks: START) -> None:
         assert "answered for 4 s" in line
 
 
+@pytest.mark.costly
 def test_the_rank_that_hosts_stays_to_the_end(start_ranks: START) -> None:
     run = start_ranks("hosted", PATIENT, size=3, steps=20)
     assert run.wait() == [0, 0, 0]

@@ -107,6 +107,7 @@ def test_rank_that_stands_still(start_ranks: START) -> None:
     assert cause.step == 9
 
 
+@pytest.mark.costly
 def test_failed_communication_yields_to_the_death_it_follows_from(start_ranks: START) -> None:
     for _ in range(3):
         with Coordinator(2, timeouts=PATIENT, settle_seconds=SECONDS) as coordinator:
@@ -162,6 +163,7 @@ LAUNCHER = """
 """
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "timeouts", "what"),
     [("SIGKILL", PATIENT, "killed or crashed"), ("SIGSTOP", QUICK, "answered for 3 s")],

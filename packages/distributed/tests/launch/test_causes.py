@@ -41,6 +41,7 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, error.strip().splitlines()[-1]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("status", [2, 66, 127, 137, 255])
 def test_a_rank_that_ends_before_it_joins_is_the_cause(
     start: START, make_channel: Callable[[str], Any], make_gate: Callable[[str], Any], status: int
@@ -57,6 +58,7 @@ def test_a_rank_that_ends_before_it_joins_is_the_cause(
     assert ("signal 9" if signalled else f"status {status}") in last
 
 
+@pytest.mark.costly
 def test_a_rank_that_is_killed_after_it_joined_is_named_with_its_step(
     start: START, make_channel: Callable[[str], Any], make_gate: Callable[[str], Any]
 ) -> None:

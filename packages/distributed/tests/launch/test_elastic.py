@@ -125,6 +125,7 @@ def test_host_that_comes_and_one_that_goes(run: Run) -> None:
     assert rounds[1:] == [{0: "localhost", 1: "127.0.0.2"}, {0: "127.0.0.2"}]
 
 
+@pytest.mark.costly
 def test_worker_that_alone_is_asked_to_end_leaves(run: Run) -> None:
     """As where its host shuts down: the others go on, and its host gets no other worker."""
     run.start(*BOTH, code=LEAVE_AT_ONCE)
@@ -149,6 +150,7 @@ def test_too_few_would_stay(run: Run) -> None:
     assert (status, len(rounds)) == (75, 1)
 
 
+@pytest.mark.costly
 def test_all_workers_are_asked_to_end(run: Run) -> None:
     run.start(*BOTH, code=LEAVE_AT_ONCE)
     run.assignment(1, 1)
@@ -159,6 +161,7 @@ def test_all_workers_are_asked_to_end(run: Run) -> None:
     assert (status, len(rounds)) == (75, 1)
 
 
+@pytest.mark.costly
 def test_error_that_another_worker_would_meet(run: Run) -> None:
     run.start(*BOTH)
     run.assignment(1, 1)
@@ -169,6 +172,7 @@ def test_error_that_another_worker_would_meet(run: Run) -> None:
     assert last.startswith("gaudi-run: error: worker 2 on 127.0.0.2: ended with status 65")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("ended", "expected"), [("74", 74), ("-9", 75)])
 def test_a_worker_that_fails_after_another_was_done(run: Run, ended: str, expected: int) -> None:
     """As one whose output was lost: the run is not what all of them have done."""
@@ -222,6 +226,7 @@ def test_a_script_that_is_ended_with_the_run_is_not_told(
     assert hosts.hosts == {"localhost": 1}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("ended", ["78", "0"])
 def test_new_host_that_is_bad_ends_nobody_else(run: Run, ended: str) -> None:
     """Its worker ends before it takes part, with a status that ends a run where all have it."""
@@ -277,6 +282,7 @@ def test_too_few_hosts(run: Run, later: str, expected: int, word: str) -> None:
     assert word in last
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_those_that_wait_for_a_round_save_in_a_last_one_when_stopped(run: Run, number: signal.Signals) -> None:
     """They know more than the last checkpoint, and fewer than --min_np are enough to save it."""
@@ -295,6 +301,7 @@ def test_those_that_wait_for_a_round_save_in_a_last_one_when_stopped(run: Run, n
     assert last.startswith(f"gaudi-run: error: ended by {number.name}")
 
 
+@pytest.mark.costly
 def test_those_that_wait_too_long_for_other_hosts_save(run: Run) -> None:
     environ = {"TF_TEST_PATIENT": "1"}
     run.start(*BOTH, flags=("--min_np", "2", "--grace", f"{2 * SECONDS}"), environ=environ, code=WAIT_BRIEFLY)
@@ -309,6 +316,7 @@ def test_those_that_wait_too_long_for_other_hosts_save(run: Run) -> None:
     assert "worker 1" in last
 
 
+@pytest.mark.costly
 def test_spare_worker_of_a_host_that_goes_is_let_go(run: Run) -> None:
     """Three wait, of whom two fit into a round of at most four."""
     run.start("localhost:2", "127.0.0.2:1", flags=("--max_np", "4"))
@@ -322,6 +330,7 @@ def test_spare_worker_of_a_host_that_goes_is_let_go(run: Run) -> None:
     assert (status, len(rounds)) == (0, 1)
 
 
+@pytest.mark.costly
 def test_workers_know_that_the_run_is_asked_to_end(run: Run) -> None:
     """None leaves alone then, though here each may at once."""
     process = run.start(

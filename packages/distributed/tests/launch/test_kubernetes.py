@@ -152,6 +152,7 @@ def test_a_cluster_accepts_the_job(
     assert container_of(job, "Launcher").get("resources", {}).get("limits", {}) == expected
 
 
+@pytest.mark.costly
 def test_a_job_that_is_none_does_not_pass(plan: Plan) -> None:
     """Each rule can fail."""
     good = make_job(plan, "--np", "2", "--job_hugepages", "4Mi", "--job_memory", "1Gi", "--mount", "coco:/data")

@@ -128,6 +128,7 @@ def test_a_killed_launcher_leaves_nothing(
     wait_for_end(run.left)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_asked_to_end_ranks_may_save_first(run: Run, number: signal.Signals) -> None:
     process = run.start("save=75", "save=75")

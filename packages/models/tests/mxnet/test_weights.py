@@ -88,6 +88,7 @@ def test_both_frameworks_compute_the_same(tmp_path: Path, pool_padding: Any, fro
         np.testing.assert_allclose(ours.asnumpy(), other, atol=1e-4)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_tensors_that_were_assigned_are_read_again(layout: Any) -> None:
     net = build(layout=layout)
@@ -102,6 +103,7 @@ def test_tensors_that_were_assigned_are_read_again(layout: Any) -> None:
     np.testing.assert_array_equal(kernel, tensors["conv1/kernel"].transpose(axes))
 
 
+@pytest.mark.costly
 def test_weights_can_be_assigned_to_a_network_in_use() -> None:
     """Arrays of a network that has computed are in an order of oneDNN's."""
     net = build()
@@ -161,6 +163,7 @@ def test_weights_that_were_padded_otherwise_are_refused() -> None:
         np.testing.assert_array_equal(values, before[name])
 
 
+@pytest.mark.costly
 def test_another_network_is_refused() -> None:
     weights = WeightsFile("x.pth", draw_tensors(build(depth=34)), "symmetric", {})
     with pytest.raises(WeightsError, match="3 blocks in") as caught:
@@ -168,6 +171,7 @@ def test_another_network_is_refused() -> None:
     assert (caught.value.path, caught.value.record) == ("x.pth", "stage1")
 
 
+@pytest.mark.costly
 def test_other_classes_keep_all_but_the_class_heads() -> None:
     net = build_ssd(5, depth=18)
     net.initialize()

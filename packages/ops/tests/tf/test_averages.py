@@ -41,6 +41,7 @@ def test_the_average_of_what_stands_still_is_that() -> None:
     np.testing.assert_array_equal(averages.state()["average/a/kernel"], variables[0])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
 def test_averages_of_16_bits_move_by_less_than_their_last_bit(dtype: tf.DType) -> None:
     variable = tf.Variable(tf.ones([1], dtype), name="a")

@@ -174,6 +174,7 @@ def test_keras_fits_saves_and_goes_on(policy: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.costly
 def test_keras_updates_the_replicas_of_a_strategy_alike() -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     alone = make_variables()
