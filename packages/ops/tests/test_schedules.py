@@ -5,6 +5,7 @@ import pickle
 from collections.abc import Callable
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -124,6 +125,7 @@ def test_schedules_refuse_no_steps(build: Callable[[float, int], schedules.Sched
 EVERY = [
     schedules.constant(0.1),
     schedules.linear_warmup(schedules.piecewise_constant(0.1, [30, 60], [0.1, 0.01]), 5),
+    schedules.piecewise_constant(0.1, *np.array([[30, 60], [1, 2]])),
     schedules.linear_warmup(schedules.cosine(0.128, 900), 80, 0.128),
     schedules.polynomial(9.5, 100, first_step=5),
     schedules.triangular(1e-4, 4e-3, 40, decay=0.5),

@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from gaudi_ops.errors import require_choice
 
 
@@ -76,9 +78,9 @@ def piecewise_constant(base_rate: float, boundaries: Sequence[int], factors: Seq
         raise ValueError(
             f"boundaries {list(boundaries)} with factors {list(factors)}: give one factor for each of the rising steps"
         )
-    return functools.partial(
-        _piecewise_constant, base_rate=base_rate, boundaries=tuple(boundaries), factors=tuple(factors)
-    )
+    # Numbers of NumPy would have no place in the JSON of a configuration.
+    steps, rates = (tuple(np.asarray(each).tolist()) for each in (boundaries, factors))
+    return functools.partial(_piecewise_constant, base_rate=base_rate, boundaries=steps, factors=rates)
 
 
 def cosine(base_rate: float, total_steps: int, end_rate: float = 0.0) -> Schedule:

@@ -114,6 +114,11 @@ def test_alpha_out_of_range_is_refused(alpha: float) -> None:
         mixup(IMAGES, LABELS, num_classes=5, alpha=alpha, seed=0, step=0)
 
 
+def test_images_of_integers_are_refused() -> None:
+    with pytest.raises(ValueError, match="uint8"):
+        mixup(np.zeros([2, 1, 1, 3], np.uint8), [0, 1], num_classes=2, alpha=0.2, seed=0, step=0)
+
+
 def test_hits_by_hand() -> None:
     logits = [[1.0, 3.0, 2.0], [1.0, 3.0, 2.0], [2.0, 2.0, 2.0], [2.0, 2.0, 2.0], [0.0, -np.inf, np.inf]]
     labels = [1, 0, 0, 1, 2]

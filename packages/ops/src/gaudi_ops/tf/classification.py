@@ -51,11 +51,13 @@ def mixup(images: Any, labels: Any, *, num_classes: int, alpha: float, seed: int
         images as they were given, and shares of each class, float32 [batch, classes].
 
     Raises:
-        ValueError: alpha is not above 0.
+        ValueError: alpha is not above 0, or images are of integers, in which the weight would be 0 or 1.
     """
     if not alpha > 0:
         raise ValueError(f"alpha is {alpha}; it must be above 0")
     images = tf.convert_to_tensor(images)
+    if not images.dtype.is_floating:
+        raise ValueError(f"images are {images.dtype.name}; they must be of a floating dtype")
     seeds = tf.random.split(tf.stack([tf.cast(seed, tf.int64), tf.cast(step, tf.int64)]), 3)
     weight = _draw_beta(alpha, seeds[0], seeds[1])
     partners = tf.argsort(tf.random.stateless_uniform(tf.shape(images)[:1], seeds[2]))

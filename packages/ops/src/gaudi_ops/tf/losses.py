@@ -232,7 +232,7 @@ def _image_losses(
     hard_entropy = tf.where(topk_mask(negative_entropy, num_negatives), entropy, 0.0)
     if class_weights is not None:
         weights = tf.constant(class_weights, tf.float32)
-        entropy *= tf.gather(weights, tf.clip_by_value(classes, 0, len(class_weights) - 1))
+        entropy *= tf.gather(weights, tf.clip_by_value(tf.cast(classes, tf.int32), 0, len(class_weights) - 1))
     class_losses = tf.reduce_sum(tf.where(positive, entropy, hard_entropy), axis=1) / matched
 
     errors = tf.cast(offsets, tf.float32) - tf.cast(target_offsets, tf.float32)
