@@ -95,6 +95,7 @@ def test_edge_cases_that_are_converted(folder: Path, name: str, told: list[str])
     assert names == ["train-00000-of-00001.tfrecord", "train.index", "train.json"]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("truth", "detections", "ap"), [("edge_gt", "edge_dt", 0.7129), ("gt", "dt", 0.9084), ("zero_gt", "zero_dt", 1.0)]
 )
@@ -105,6 +106,7 @@ def test_edge_cases_are_scored(folder: Path, truth: str, detections: str, ap: fl
     assert json.loads(done.stdout)["figures"]["AP"] == pytest.approx(ap, abs=1e-4)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("status", "named", "truth", "detections"),
     [

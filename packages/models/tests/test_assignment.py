@@ -123,6 +123,7 @@ def test_weights_of_another_network_are_refused(depth: int, record: str, words: 
         np.testing.assert_array_equal(values, before[name])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("of_file", PADDING_RULES)
 @pytest.mark.parametrize("of_model", PADDING_RULES)
 def test_weights_of_another_padding_are_refused(of_file: Padding, of_model: Padding) -> None:

@@ -254,6 +254,7 @@ def find_difference(found: Weights, expected: Weights) -> float:
             *(resnet_piecewise(3.2, BATCH, BATCH), keras_sgd(0.0, 1e-4)),
             [keras_sgd(1e-4, 0.0), tensorflow1_momentum(0.9, 1e-4)],
             id="resnet_train --single_l2_loss_op",
+            marks=pytest.mark.costly,
         ),
         pytest.param(
             *("resnet_train", "--train_epochs 50 --optimizer LARS --base_learning_rate 0.5", BATCH),
@@ -272,12 +273,14 @@ def find_difference(found: Weights, expected: Weights) -> float:
             *(resnext_rate(2, 90, cosine=False, warmup=True), tensorflow1_momentum(0.875, 6.103515625e-05)),
             [tensorflow1_momentum(0.9, 6.103515625e-05)],
             id="resnext_train --no_use_cosine_lr",
+            marks=pytest.mark.costly,
         ),
         pytest.param(
             *("resnext_train", "--enable_lars --start_learning_rate 0.1 --weight_decay 0.01 --epochs_for_lars 95", 2),
             *(polynomial_with_warmup(0.1, 4, 0.5 * 95), lars(0.875, 0.01, 0.0)),
             [lars(0.875, 0.02, 0.0), lars(0.9, 0.01, 0.0)],
             id="resnext_train --enable_lars",
+            marks=pytest.mark.costly,
         ),
     ],
 )

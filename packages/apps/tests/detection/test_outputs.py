@@ -228,6 +228,7 @@ def test_what_an_earlier_prediction_left_is_removed_and_nothing_else(
     assert (tmp_path / "other.txt").read_text() == "mine"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["labels/1.txt", "classes.txt", "1.png.png", "crops/blue"])
 @pytest.mark.parametrize("is_written", [False, True])
 def test_a_file_that_is_not_as_a_prediction_wrote_it_is_not_replaced(

@@ -24,6 +24,7 @@ def differ(one: State, other: State) -> set[str]:
     return {name for name in one if not np.array_equal(one[name], other[name])}
 
 
+@pytest.mark.costly
 def test_the_state_is_all_there_is(task: SSDTask) -> None:
     state = task.read_state()
     weights = {name for name in state if not name.startswith("momentum/")}

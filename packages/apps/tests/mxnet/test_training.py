@@ -73,6 +73,7 @@ def test_a_run_leaves_what_all_programs_leave(trained: Path) -> None:
     assert any("Convolution" in event.get("name", "") for event in trace["traceEvents"])
 
 
+@pytest.mark.costly
 def test_the_log_of_mlperf_passes_the_parser_of_the_official_checker(trained: Path) -> None:
     from mlperf_logging.compliance_checker.mlp_compliance import make_checker
     from mlperf_logging.compliance_checker.mlp_parser import parse_file

@@ -29,6 +29,7 @@ def tf_records(tmp_path: Path, encode: Encode, write_original: WriteOriginal) ->
     return root
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("split", ["train", "validation", "val"])
 def test_records_of_the_originals_are_read_in_their_folders(tf_records: Path, split: str) -> None:
     source = open_split(tf_records, split)

@@ -173,6 +173,7 @@ def test_only_a_damaged_batch_is_written_anew(folder: Path) -> None:
     assert {name: after[name] for name in before} == before
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("change", ["source", "seed", "size", "flip", "strange"])
 def test_batches_of_something_else_are_not_overwritten_unasked(folder: Path, change: str) -> None:
     source = make_source(shade=9 if change == "source" else 0)

@@ -19,6 +19,7 @@ SCHEDULES = {
 STEPS = [0, 1, 4, 5, 29, 30, 31, 60, 80, 119, 1874, 1875, 1876, 24999, 80071, 80072, 900818, 900819, 10**6]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("dtype", [tf.int32, tf.int64, tf.float64])
 def test_tensors_have_the_values_of_numbers(name: str, dtype: tf.DType) -> None:
