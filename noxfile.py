@@ -197,7 +197,7 @@ def integration(session: nox.Session) -> None:
 def slow(session: nox.Session) -> None:
     """Run the tests of all packages and of the root that are marked `slow` or `costly`."""
     extras = EXTRAS | {"apps": f"{EXTRAS['apps']},{TRACKERS}"}
-    install(session, extras, XDIST, "cosmic-ray", "ipykernel", "nbclient")
+    install(session, extras, XDIST, "cosmic-ray", "ipykernel", "nbclient", "nox")
     chosen = session.posargs or ("-m", "(slow or costly) and not realdata", *workers(session))
     session.run("pytest", *find_tests("slow", "costly"), *chosen)
 
