@@ -12,8 +12,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-
 from gaudi_ops.errors import require_choice
 
 
@@ -79,7 +77,7 @@ def piecewise_constant(base_rate: float, boundaries: Sequence[int], factors: Seq
             f"boundaries {list(boundaries)} with factors {list(factors)}: give one factor for each of the rising steps"
         )
     # Numbers of NumPy would have no place in the JSON of a configuration.
-    steps, rates = (tuple(np.asarray(each).tolist()) for each in (boundaries, factors))
+    steps, rates = tuple(map(math.ceil, boundaries)), tuple(map(float, factors))
     return functools.partial(_piecewise_constant, base_rate=base_rate, boundaries=steps, factors=rates)
 
 
