@@ -34,7 +34,9 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("BACKBONE", "resnet18")
     notebook = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(notebook, timeout=1200, kernel_name="python3", resources=resources).execute()
+    client = nbclient.NotebookClient(notebook, timeout=1200, kernel_name="python3", resources=resources)
+    client.startup_timeout = 600  # a busy machine takes longer than its minute to start Python
+    client.execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert [output for output in outputs if output["output_type"] == "error"] == []
     if path.stem == "own_detector":
