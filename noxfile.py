@@ -13,8 +13,7 @@ import nox
 nox.options.default_venv_backend = "uv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
-# `nox --parallel N` runs sessions side by side, each in an environment of its own; a session that needs the machine or
-# the folder dist/ for itself says so.
+# `nox --parallel N` runs sessions side by side; one that needs the machine or the folder dist/ for itself says so.
 nox.options.allow_parallel = True
 nox.options.sessions = ["structure", "lint", "types", "integration", "tests", "build"]
 
@@ -44,8 +43,8 @@ EXTRAS = {
 TRACKERS = "mlflow,wandb"
 TRACKER_TESTS = "packages/apps/tests/classification/test_loggers.py"
 
-# `make test` runs the tests without a mark; the session `slow` those marked `costly`, of more than a second, or `slow`:
-# whole trainings, exports, programs in processes of their own. The lanes of versions run all but the latter.
+# `make test` leaves out `costly`, more than a second of a processor, and `slow`: whole trainings, exports, programs in
+# processes of their own. The session `slow` runs both. The lanes of versions run all but `slow`.
 QUICK = ("-m", "not slow and not costly and not realdata")
 # The lanes of versions share the tests of the programs in CI, unless CI_FULL asks for all: the newest train, and the
 # oldest read flags, detect, and run MXNet. Both test the four other packages whole.
@@ -497,4 +496,5 @@ def uv(session: nox.Session, *arguments: str) -> None:
 
 def find_wheel(name: str) -> Path:
     """Return the one wheel of a package in dist/."""
-    return next(DIST.glob(f"gaudi_{name}-*.whl"))  # the folder is emptied before each build
+    (wheel,) = DIST.glob(f"gaudi_{name}-*.whl")
+    return wheel

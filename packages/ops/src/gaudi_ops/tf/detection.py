@@ -68,6 +68,9 @@ def encode_targets(boxes_yxyx: Any, labels: Any, spec: DefaultBoxSpec = SSD300) 
         classes int32 [..., spec.num_boxes], 0 for background; offsets float32 [..., spec.num_boxes, 4], 0 where
         unmatched; the number of matched default boxes int32 [...]. Ties go to the object listed first and to the
         default box of the lower row, as in `gaudi_ops.encode_targets`.
+
+    Raises:
+        ValueError or InvalidArgumentError: there are more or fewer labels than boxes.
     """
     boxes, labels = tf.convert_to_tensor(boxes_yxyx, tf.float32), tf.convert_to_tensor(labels, tf.int32)
     batch_dims = boxes.shape.rank - 2
