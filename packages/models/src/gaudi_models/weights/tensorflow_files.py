@@ -109,7 +109,7 @@ _STATE = "optimizer_weights"
 def read_hdf5(path: Path) -> RawWeights:
     """Read the weights of a file that Keras wrote; a model's configuration in it is not looked at.
 
-    A tensor is named by its layer and its last name: ``conv1_conv/kernel``. Of a network as a layer, its own layers count.
+    A tensor is named by its innermost layer and its last name: ``conv1_conv/kernel``.
 
     Raises:
         UnsafeWeightsError: a part of it is in other files.
