@@ -19,7 +19,6 @@ nox.options.sessions = ["structure", "lint", "types", "integration", "tests", "b
 
 # Where this is set, Python compiles TensorFlow anew at every start: 5 seconds in place of 2.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
 CONSTRAINTS = str(ROOT / "constraints.txt")
@@ -43,8 +42,8 @@ EXTRAS = {
 TRACKERS = "mlflow,wandb"
 TRACKER_TESTS = "packages/apps/tests/classification/test_loggers.py"
 
-# `make test` leaves out `costly`, more than a second of a processor, and `slow`: whole trainings, exports, programs in
-# processes of their own. The session `slow` runs both. The lanes of versions run all but `slow`.
+# `make test` leaves out `costly`, over a second of a processor, and `slow`: whole trainings, exports, programs of their
+# own, and what the root has of both. The session `slow` runs both. The lanes of versions run all but `slow`.
 QUICK = ("-m", "not slow and not costly and not realdata")
 # The lanes of versions share the tests of the programs in CI, unless CI_FULL asks for all: the newest train, and the
 # oldest read flags, detect, and run MXNet. Both test the four other packages whole.
@@ -54,7 +53,7 @@ WITHOUT_MXNET = "--ignore-glob=packages/*/tests/*mxnet*"
 # A worker that has run out of tests takes some of another's: TensorFlow and session fixtures start once in each.
 XDIST = "pytest-xdist>=3.8"
 
-# Run with a wheel installed alone in an empty environment, so without TensorFlow.
+# Run with a wheel alone in an empty environment, so without TensorFlow.
 SMOKE_TESTS = {
     "ops": """
 import gaudi_ops
@@ -197,8 +196,10 @@ def slow(session: nox.Session) -> None:
     """Run the tests of all packages and of the root that are marked `slow` or `costly`."""
     extras = EXTRAS | {"apps": f"{EXTRAS['apps']},{TRACKERS}"}
     install(session, extras, XDIST, "cosmic-ray", "ipykernel", "nbclient", "nox")
-    chosen = session.posargs or ("-m", "(slow or costly) and not realdata", *workers(session))
-    session.run("pytest", *find_tests("slow", "costly"), *chosen)
+    # In CI the lanes of versions run the costly ones, at one end of the versions or at both.
+    marks = ("slow",) if is_short() else ("slow", "costly")
+    chosen = session.posargs or ("-m", f"({' or '.join(marks)}) and not realdata", *workers(session))
+    session.run("pytest", *find_tests(*marks), *chosen)
 
 
 @nox.session
@@ -208,8 +209,8 @@ def realdata(session: nox.Session) -> None:
     if not Path(folder).is_dir() or not folder:
         session.error(f"REAL_DATA is {folder!r}, which is no folder; set it to the folder of real data")
     install_everything(session)
-    chosen = ("-m", "realdata", *find_tests("realdata"), *session.posargs)
-    session.run("pytest", *chosen, env={"REAL_DATA": str(Path(folder).resolve())})
+    files = find_tests("realdata")
+    session.run("pytest", "-m", "realdata", *files, *session.posargs, env={"REAL_DATA": str(Path(folder).resolve())})
 
 
 @nox.session
@@ -283,8 +284,7 @@ def scaleout(session: nox.Session) -> None:
     install(session, EXTRAS, XDIST)
     install_horovod(session)
     # By name, else the longest file comes last. Two beside others too, for most tests wait for ranks that hang or end.
-    chosen = ("-m", "not whole") if is_short() else ()
-    by_file = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", *chosen)
+    by_file = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", *(("-m", "not whole") if is_short() else ()))
     session.run("pytest", "tests/scaleout", *(session.posargs or by_file))
 
 
@@ -339,12 +339,12 @@ def is_short() -> bool:
 
 def test_quickly(session: nox.Session, lane: str, *options: str) -> None:
     """Test all packages, and the trackers; arguments after `--` take the place of the choice of tests."""
-    # The many examples of CI are drawn once, in the session `tests`. Tests run in workers here even if there is one: a
-    # process with TensorFlow, MXNet and OpenVINO of the oldest versions has crashed as it ended, after the summary.
+    # The many examples of CI are drawn in the session `tests`. Even one worker is a process of its own: a process with
+    # TensorFlow, MXNet and OpenVINO of the oldest versions has crashed as it ended, after the summary.
     chosen = session.posargs or ("-m", "not slow and not realdata", *(workers(session) or ("-n", "1")))
-    others = [f"--ignore=packages/apps/tests/{folder}" for folder in SHARED[lane] if is_short()]
+    left = [f"--ignore=packages/apps/tests/{folder}" for folder in SHARED[lane] if is_short()]
     folders = [folder for folder in list_test_folders() if folder != "tests"]
-    session.run("pytest", *folders, "--hypothesis-profile=dev", *options, *others, *chosen)
+    session.run("pytest", *folders, "--hypothesis-profile=dev", *options, *left, *chosen)
     if not session.posargs and not is_short():
         session.run("pytest", "-m", "slow and not realdata", TRACKER_TESTS)
 
@@ -361,9 +361,9 @@ def torch_weights(session: nox.Session) -> None:
     folder = Path(session.create_tmp()).resolve()
     writer, written = folder / "torch" / "bin" / "python", folder / "written"
     written.mkdir(exist_ok=True)
-    # venv and pip, because pip's settings say where PyTorch for CPUs is; uv does not read them.
+    # venv and pip, because uv does not read the settings of pip that say where PyTorch for CPUs is. The one script that
+    # runs there compiles what it imports, and never the other thousands of modules.
     session.run(sys.executable, "-m", "venv", "--clear", str(folder / "torch"), external=True)
-    # It runs one script: what that imports is compiled then, and the other thousands of modules never.
     session.run(str(writer), "-m", "pip", "install", "--quiet", "--no-compile", TORCH, "numpy", external=True)
     session.run(str(writer), "packages/models/tests/torch_resnets.py", str(written), external=True)
     install(session, {"ops": "", "models": EXTRAS["models"]})
@@ -386,9 +386,9 @@ def deploy(session: nox.Session) -> None:
     """Test exports for OpenVINO and LiteRT, beside a newer NumPy than MXNet takes, and layouts, by protobuf 4."""
     install_unpinned(session, dict.fromkeys(PACKAGES, "") | {"apps": "tensorflow-cpu,openvino,litert,serve,test"})
     session.install("--no-deps", "tensorflow-serving-api<2.16", "tritonclient<2.52", "python-rapidjson")
-    names = ["detection/test_openvino", "classification/test_exported_classifier", "serving/test_layout_messages"]
-    names += ["detection/test_realdata_runtimes"]  # where REAL_DATA is set
-    session.run("pytest", *(f"packages/apps/tests/{name}.py" for name in names), *session.posargs, env={"DEPLOY": "1"})
+    names = ("detection/test_openvino", "detection/test_realdata_runtimes", "classification/test_exported_classifier")
+    files = [f"packages/apps/tests/{name}.py" for name in (*names, "serving/test_layout_messages")]
+    session.run("pytest", *files, *session.posargs, env={"DEPLOY": "1"})
 
 
 @nox.session(default=False)

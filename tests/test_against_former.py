@@ -63,7 +63,7 @@ def test_a_program_that_fails_is_an_error(tmp_path: Path) -> None:
             measure_start(words, line, environ=environ)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_two_checkouts_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,7 +43,7 @@ def start(command: str, *, stdout: int | None = None, stderr: int | None = None)
     return subprocess.Popen(words, stdout=stdout, stderr=stderr, text=True, env=environ)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_nobody_reads_the_output(command: str) -> None:
     reader, writer = os.pipe()
@@ -61,7 +61,7 @@ def has_fault() -> bool:
     return process.returncode == 78
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["ssd_train", "gaudi-datasets", "gaudi-run"])
 def test_nobody_reads_the_error(program: str) -> None:
     reader, writer = os.pipe()
@@ -79,21 +79,21 @@ def run(command: str, way: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["ssd_train", "gaudi-datasets", "gaudi-run", "weights"])
 def test_output_is_closed_from_the_beginning(program: str) -> None:
     done = run(f"{program} --help", ">&-")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("program", MODULES)
 def test_nothing_can_be_written(program: str) -> None:
     done = run(f"{program} --help", ">/dev/full 2>&1")
     assert (done.returncode, done.stderr) == (74, "")
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["ssd_train", "gaudi-run"])
 def test_the_error_tells_that_results_could_not_be_written(program: str) -> None:
     done = run(f"{program} --help", ">/dev/full")

@@ -59,7 +59,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "status", "named"),
     [
@@ -75,7 +75,7 @@ def test_edge_cases_that_cannot_be_converted(folder: Path, name: str, status: in
     assert_refused(folder, status, named, *CONVERT, "--annotations", f"{name}.json", "--images", "images")
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "told"),
     [
@@ -95,7 +95,7 @@ def test_edge_cases_that_are_converted(folder: Path, name: str, told: list[str])
     assert names == ["train-00000-of-00001.tfrecord", "train.index", "train.json"]
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("truth", "detections", "ap"), [("edge_gt", "edge_dt", 0.7129), ("gt", "dt", 0.9084), ("zero_gt", "zero_dt", 1.0)]
 )
@@ -106,7 +106,7 @@ def test_edge_cases_are_scored(folder: Path, truth: str, detections: str, ap: fl
     assert json.loads(done.stdout)["figures"]["AP"] == pytest.approx(ap, abs=1e-4)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "named", "truth", "detections"),
     [
@@ -124,7 +124,7 @@ def test_wrong_files_are_not_scored(folder: Path, status: int, named: list[str],
     assert_refused(folder, status, named, "gaudi-datasets", "score", *files)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "named", "annotations", "images"),
     [
@@ -142,7 +142,7 @@ def test_wrong_paths_are_not_converted(
     assert_refused(folder, status, named, *CONVERT, "--annotations", annotations, "--images", images)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "status", "said"),
     [("truncated", 65, "cannot be decoded"), ("missing", 66, "no such image"), ("folder", 65, "is a folder")],
@@ -222,7 +222,7 @@ def test_a_configuration_file_with_a_wrong_flag_is_a_bad_configuration(folder: P
     assert_refused(folder, 78, named, *TRAIN, "--config", "run.yaml")
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_output_that_cannot_be_written_is_an_input_output_error(folder: Path) -> None:
     """Below a file there can be no folder, whoever the user is."""
     files = ["--annotations", "gt.json", "--images", "images", "--split", "train"]
@@ -236,7 +236,7 @@ def test_a_run_that_cannot_be_written_is_an_input_output_error(folder: Path) -> 
     assert_refused(folder, 74, ["notes"], "ssd_train", *train)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_what_is_there_is_not_overwritten_unasked(folder: Path) -> None:
     flags = ["--annotations", "gt.json", "--images", "images"]
     assert run(folder, *CONVERT, *flags).returncode == 0

@@ -73,7 +73,7 @@ def test_benchmarks_of_a_gpu_are_chosen_by_name(capsys: pytest.CaptureFixture[st
     assert "--only parity" in capsys.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("name", parity.list_operations())
 def test_the_cpu_agrees_with_itself(name: str) -> None:
     figures = list(parity.compare_devices(card.CPU, {name: parity.list_operations()[name]}))

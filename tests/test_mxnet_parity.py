@@ -172,7 +172,7 @@ def put_channels_last(images: Floats) -> Floats:
     return images.transpose(0, 2, 3, 1)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_outputs_are_the_same(pair: Pair) -> None:
     images = next(eval_batches(pair.val, InputOptions(BATCH)))["images"]
     theirs = pair.model(put_channels_last(images), training=False)
@@ -181,7 +181,7 @@ def test_outputs_are_the_same(pair: Pair) -> None:
         np.testing.assert_allclose(ours.asnumpy(), expected, atol=1e-4)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_losses_and_gradients_are_the_same(pair: Pair) -> None:
     """Of a step of training, where batches are normalised by their own statistics."""
     batch = next(train_batches(pair.train, InputOptions(BATCH)))
@@ -210,7 +210,7 @@ def test_losses_and_gradients_are_the_same(pair: Pair) -> None:
         assert np.linalg.norm(ours - theirs) <= 5e-2 * np.linalg.norm(theirs), name
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_detections_and_figures_are_the_same(pair: Pair) -> None:
     """Against a truth that is near to some of the detections, so that there are figures of all kinds."""
     ours, theirs = find_both(pair)

@@ -36,7 +36,7 @@ def test_its_number_is_computed(name: str, arguments: str, value: str) -> None:
     assert math.isclose(computed, float(value), rel_tol=5e-4)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "after"), EXAMPLES, ids=range(len(EXAMPLES)))
 def test_its_tables_are_what_the_program_prints(command: str, after: str, tmp_path: Path) -> None:
     program, *arguments = shlex.split(command.replace("\\\n", " "))
