@@ -140,7 +140,7 @@ class CiError(Exception):
 
 
 def main(
-    root: Path, lanes: Sequence[Lane], environ: Mapping[str, str], jobs: int = 4, most: float = MOST_SECONDS
+    root: Path, lanes: Sequence[Lane], environ: Mapping[str, str], jobs: int = 3, most: float = MOST_SECONDS
 ) -> int:
     """Run the lanes that must run; returns 0, or the exit status of nox for the first that failed.
 
@@ -148,7 +148,8 @@ def main(
         root: the checkout, with a noxfile.py.
         lanes: in the order in which they start.
         environ: REAL_DATA, CI_FULL, XDG_CACHE_HOME.
-        jobs: sessions that run side by side; more than two processors compute, because the tests of most of them wait.
+        jobs: sessions that run side by side; one more than two processors compute, because tests of ranks wait. With
+            more, ranks that poll each other wait longer, and take half as much again of the processors.
         most: seconds for all; what runs then is interrupted, and has failed.
 
     Raises:

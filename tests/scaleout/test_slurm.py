@@ -238,7 +238,8 @@ def list_slurmd(hosts: TwoHosts, number: int, settings: list[str]) -> list[str]:
 def write_configuration(folder: Path, hosts: TwoHosts | None) -> None:
     """Write slurm.conf for this machine alone, on ports that are free now, or for two hosts.
 
-    A job that is queued again waits for as long as its credential holds, two minutes by default.
+    A job that is queued again waits for as long as its credential holds, two minutes by default. One that is cancelled
+    has the time that a busy machine takes to save.
     """
     addresses = {socket.gethostname().partition(".")[0]: "127.0.0.1"}
     if hosts is not None:
@@ -267,7 +268,7 @@ def write_configuration(folder: Path, hosts: TwoHosts | None) -> None:
         "SlurmdParameters": "config_overrides",
         "PreemptType": "preempt/partition_prio",
         "PreemptMode": "REQUEUE",
-        "KillWait": 120,
+        "KillWait": SECONDS,
     }
     lines = [f"{name}={value}" for name, value in settings.items()]
     for name, address in addresses.items():
