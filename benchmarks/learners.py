@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -179,26 +180,36 @@ class Peer:
         self.name, self.settings, self._flags = name, settings, flags
         self.folder = output / make_file_name(name)
         self._script, self._requirements, self._data, self._seed = script, requirements, data, seed
-        self._python = Path()
+        self._python, self._measured = Path(), dict[int, float]()  # seconds by epochs
 
     def prepare(self, minutes: float) -> None:
-        """Make the environment, and measure two short trainings; they are the same for all budgets."""
+        """Make the environment, and measure two short trainings, the longer one only where it fits into the budget."""
         self._python = self._find_python()
         path = self.folder / "measured.json"
-        if not path.exists():
-            seconds = {epochs: self._train(epochs, self.folder / f"measured_{epochs}") for epochs in EPOCHS}
-            path.write_text(json.dumps(seconds, indent=2) + "\n", encoding="utf-8")
+        if path.exists():
+            self._measured = {int(epochs): seconds for epochs, seconds in json.loads(path.read_text("utf-8")).items()}
+        first = EPOCHS[0]
+        for epochs in EPOCHS:
+            if epochs in self._measured or (self._measured and epochs * self._measured[first] > 60 * minutes):
+                continue
+            self._measured[epochs] = self._train(epochs, self._measured_folder(epochs))
+            path.write_text(json.dumps(self._measured, indent=2) + "\n", encoding="utf-8")
 
     def train(self, minutes: float, folder: Path) -> tuple[float, str]:
-        """Train as many epochs as fit."""
-        measured = json.loads((self.folder / "measured.json").read_text(encoding="utf-8"))
-        epochs = fit_epochs(60 * minutes, {int(length): seconds for length, seconds in measured.items()})
+        """Train as many epochs as fit, or take the measured training where that was of as many."""
+        epochs = fit_epochs(60 * minutes, self._measured)
+        if epochs in self._measured:
+            shutil.copytree(self._measured_folder(epochs), folder, dirs_exist_ok=True)
+            return self._measured[epochs], f"{epochs} epochs"
         return self._train(epochs, folder), f"{epochs} epochs"
 
     def score(self, folder: Path) -> dict[str, float]:
         """Detect on the test images, which is none of the budget, and score that."""
         self._run("detect", folder, [])
         return score_by_coco(self._data / "test.json", folder / "detections.json")
+
+    def _measured_folder(self, epochs: int) -> Path:
+        return self.folder / f"measured_{epochs}"
 
     def _find_python(self) -> Path:
         try:
@@ -274,9 +285,14 @@ def fit_steps(seconds: float, marks: Mapping[int, float], total: float, per_epoc
 
 
 def fit_epochs(seconds: float, measured: Mapping[int, float]) -> int:
-    """Return the epochs that fit into processor seconds, at least one, by the seconds of two numbers of epochs."""
-    fewer, more = sorted(measured)
-    per_epoch = (measured[more] - measured[fewer]) / (more - fewer)
+    """Return the epochs that fit into processor seconds, at least one.
+
+    Args:
+        seconds: of the budget.
+        measured: seconds of two numbers of epochs; or of one epoch, which then has the start's seconds, too.
+    """
+    fewer, more = min(measured), max(measured)
+    per_epoch = (measured[more] - measured[fewer]) / (more - fewer) if fewer < more else measured[fewer] / fewer
     if per_epoch <= 0:
         raise TrainingError(f"{more} epochs took {measured[more]:.1f} s, and {fewer} {measured[fewer]:.1f} s")
     return max(1, fewer + int((seconds - measured[fewer]) // per_epoch))

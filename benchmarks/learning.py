@@ -186,22 +186,22 @@ def make_learners(options: argparse.Namespace, data: Path, output: Path) -> list
             settings = f"{TORCH[1]}, {network}, by its reference scripts (SGD, {rate}), float32; seed {options.seed}"
             flags = [f"--recipe={recipe}"]
             learners.append(Peer(f"torchvision {title}", settings, "torchvision_ssd.py", TORCH, *places, flags))
+    dtype = "bf16" if find_bf16_instruction() else "fp32"
     if "keras" in options.only:
-        dtype = "bf16" if find_bf16_instruction() else "fp32"
         settings = (
             f"ResNet-34, 300 pixels, as one would write it with Keras and tf.data (SGD, 2.5e-3 for 32 images a step "
             f"scaled to 16, cosine, crops by overlap, flips, colours), {dtype}; seed {options.seed}"
         )
-        learners.append(KerasPeer("plain Keras SSD", settings, "keras_ssd.py", (), *places, [f"--recipe={dtype}"]))
+        learners.append(KerasPeer("plain Keras SSD", settings, "keras_ssd.py", (), *places, [f"--dtype={dtype}"]))
     recipes = {
         "sgd": "SGD by the defaults of its script (.1 for 256 images, crops from .08, colours by .4)",
         "adamw": "AdamW (.001, decay .05), crops from .35, colours by .4",
     }
     for recipe, settings in recipes.items():
         if f"timm_{recipe}" in options.only:
-            settings = f"ResNet-18, 128 pixels, bf16, 32 images a step, {settings}, cosine, label smoothing .1"
+            settings = f"ResNet-18, 128 pixels, {dtype}, 32 images a step, {settings}, cosine, label smoothing .1"
             settings, packages = f"{TIMM}, {settings}; seed {options.seed}", (*TORCH, TIMM)
-            flags, found = [f"--recipe={recipe}"], (output, data, options.seed)
+            flags, found = [f"--recipe={recipe}", f"--dtype={dtype}"], (output, data, options.seed)
             learners.append(ClassifierPeer(f"timm, {recipe}", settings, "timm_resnet.py", packages, *found, flags))
     return learners
 

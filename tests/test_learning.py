@@ -21,6 +21,7 @@ from benchmarks.learners import (  # noqa: E402
     EPOCHS,
     EVERY,
     STEPS,
+    KerasPeer,
     OurClassifier,
     Ours,
     TrainingError,
@@ -125,6 +126,7 @@ def test_epochs_fit_into_the_budget() -> None:
     measured = {1: 30.0, 4: 75.0}  # 15 a start, 15 an epoch
     assert fit_epochs(300.0, measured) == 19
     assert fit_epochs(1.0, measured) == 1
+    assert [fit_epochs(seconds, {1: 30.0}) for seconds in (20.0, 100.0)] == [1, 3]
     with pytest.raises(TrainingError):
         fit_epochs(300.0, {1: 30.0, 4: 30.0})
 
@@ -347,6 +349,27 @@ def test_our_program_has_the_network_and_the_batch_of_its_plan(
     assert schedule.split(", ")[:2] == ["resnet18", f"{commands[1][-4].removeprefix('--steps=')} steps of 2"]
     for command in commands:
         assert [word for word in command if word.startswith(("--backbone", "--batch_size="))] == chosen
+
+
+def test_a_long_epoch_is_measured_once_and_never_trained_again(tmp_path: Path) -> None:
+    trained: list[int] = []
+
+    class Slow(KerasPeer):
+        def _train(self, epochs: int, folder: Path) -> float:
+            trained.append(epochs)
+            folder.mkdir(parents=True)
+            (folder / "weights").write_text(str(epochs))
+            return 100.0 * epochs
+
+    def train(minutes: float) -> tuple[float, str]:
+        peer = Slow("slow", "", "slow.py", (), tmp_path, tmp_path, 0)
+        peer.prepare(minutes)
+        return peer.train(minutes, tmp_path / f"{minutes:g}")
+
+    assert train(1.0) == (100.0, "1 epochs")
+    assert (train(6.0), trained) == ((300.0, "3 epochs"), [1, 3])
+    assert (train(7.0), trained) == ((400.0, "4 epochs"), [1, 3, 4])
+    assert [(tmp_path / name / "weights").read_text() for name in "167"] == ["1", "3", "4"]
 
 
 def test_only_test_images_are_scored(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 Network, loss and input are those of `plain_keras_ssd.py` and `plain_detection_input.py`. SGD with momentum .9 and a
 weight decay of 5e-4; the rate of MLPerf's reference, 2.5e-3 for 32 images a step, is scaled to the batch, and falls by
 a cosine after a warm-up of a tenth of the steps. Runs in the environment of `nox -s bench`, with the project's root in
-PYTHONPATH. Usage: python keras_ssd.py train|detect --data DATA --output FOLDER --recipe fp32|bf16 [--epochs N]
+PYTHONPATH. Usage: python keras_ssd.py train|detect --data DATA --output FOLDER --dtype fp32|bf16 [--epochs N]
 [--seed N]
 """
 
@@ -30,7 +30,7 @@ PEAK_RATE = 2.5e-3 * BATCH / 32
 MOMENTUM, WEIGHT_DECAY, WARM_UP = 0.9, 5e-4, 0.1
 
 
-def train(data: Path, output: Path, epochs: int, seed: int, recipe: str) -> None:
+def train(data: Path, output: Path, epochs: int, seed: int, dtype: str) -> None:
     """Train for some epochs, and write the weights."""
     keras.utils.set_random_seed(seed)
     records = output / "records"
@@ -40,7 +40,7 @@ def train(data: Path, output: Path, epochs: int, seed: int, recipe: str) -> None
         write_records(truth, data / "images" / "train", records, split="train", keep_empty=False, shards=1)
     paths = [str(path) for path in sorted(records.glob("*.tfrecord"))]
     per_epoch = max(1, len(images) // BATCH)
-    model = build_plain_ssd(len(read_category_ids(data)) + 1, POLICIES[recipe])
+    model = build_plain_ssd(len(read_category_ids(data)) + 1, POLICIES[dtype])
     optimizer = keras.optimizers.SGD(0.0, momentum=MOMENTUM)
 
     @tf.function
@@ -83,9 +83,9 @@ def detect(data: Path, output: Path) -> None:
 
 def main() -> None:
     """Train or detect, as the command line says."""
-    options = parse(__doc__, tuple(POLICIES))
+    options = parse(__doc__, dtypes=tuple(POLICIES))
     if options.mode == "train":
-        train(options.data, options.output, options.epochs, options.seed, options.recipe)
+        train(options.data, options.output, options.epochs, options.seed, options.dtype)
     else:
         detect(options.data, options.output)
 

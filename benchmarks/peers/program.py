@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 
-def parse(description: str | None, recipes: Sequence[str] = ()) -> argparse.Namespace:
-    """Read the command line, with one of `recipes` where there are some, and make the folder of the output."""
+def parse(description: str | None, recipes: Sequence[str] = (), dtypes: Sequence[str] = ()) -> argparse.Namespace:
+    """Read the command line, with one of `recipes` and `dtypes` where there are some, and make the output's folder."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("mode", choices=("train", "detect", "classify"))
-    if recipes:
-        parser.add_argument("--recipe", choices=recipes, required=True)
+    for flag, values in (("--recipe", recipes), ("--dtype", dtypes)):
+        if values:
+            parser.add_argument(flag, choices=values, required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=1)

@@ -5,7 +5,7 @@ batch here, Nesterov momentum .9, weight decay 2e-5, crops of .08 to 1 of the ar
 smoothing .1, and a cosine after a warm-up. ``adamw`` is a milder one for small data. The warm-up takes a tenth of the
 epochs, because five, the default, would be half of a short training. Images are kept decoded in memory. Runs where
 there is timm, and nothing of this project. Usage: python timm_resnet.py train|classify --data DATA --output FOLDER
---recipe sgd|adamw [--epochs N] [--seed N]
+--recipe sgd|adamw --dtype fp32|bf16 [--epochs N] [--seed N]
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ OPTIMIZERS = {
     "sgd": {"opt": "sgd", "lr": 0.1 * BATCH / 256, "momentum": 0.9, "weight_decay": 2e-5},
     "adamw": {"opt": "adamw", "lr": 1e-3, "weight_decay": 0.05},
 }
+DTYPES = ("fp32", "bf16")
 SCALES = {"sgd": (0.08, 1.0), "adamw": (0.35, 1.0)}
 
 
@@ -66,7 +67,7 @@ class Photos(torch.utils.data.Dataset):
         return self.transform(self.images[index]), self.classes.index(self.paths[index].parent.name)
 
 
-def train(data: Path, output: Path, recipe: str, epochs: int, seed: int) -> None:
+def train(data: Path, output: Path, recipe: str, epochs: int, seed: int, dtype: str) -> None:
     """Train for some epochs, and write the weights."""
     torch.manual_seed(seed)
     random.seed(seed)
@@ -84,7 +85,7 @@ def train(data: Path, output: Path, recipe: str, epochs: int, seed: int) -> None
         for images, labels in loader:
             scheduler.step_update(step)
             optimizer.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
                 loss = compute_loss(model(images.to(memory_format=torch.channels_last)).float(), labels)
             loss.backward()
             optimizer.step()
@@ -110,10 +111,10 @@ def classify(data: Path, output: Path) -> None:
 
 def main() -> None:
     """Train or classify, as the command line says."""
-    options = parse(__doc__, tuple(OPTIMIZERS))
+    options = parse(__doc__, tuple(OPTIMIZERS), DTYPES)
     torch.set_num_threads(1)
     if options.mode == "train":
-        train(options.data, options.output, options.recipe, options.epochs, options.seed)
+        train(options.data, options.output, options.recipe, options.epochs, options.seed, options.dtype)
     else:
         classify(options.data, options.output)
 
