@@ -141,6 +141,12 @@ def format_results(machine: Mapping[str, str], outcomes: Iterable[Outcome], sess
         f"Written by `nox -s {session} -- --write_results`; later runs are compared with it. Candidates took turns\n"
         "(A B, A B); a ratio is the median over the rounds, its spread the largest minus the smallest one."
     )
+    if session == "bench":
+        explanation += (
+            "\n\nAccuracy for processor-minutes has files of its own, for [detectors](results_learning.md) and for\n"
+            "[classifiers](results_learning_classes.md), and so has [one GPU](results_gpu.md). Profiles show\n"
+            "[what bounds the steps and the input](README.md#what-bounds-the-steps-and-the-input)."
+        )
     return f"# Results of the benchmarks\n\n{explanation}\n\n{lines}\n\n{format_table(list_rows(outcomes))}\n"
 
 
