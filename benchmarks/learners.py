@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.environments import ROOT, make_environment
+from benchmarks.peers.program import BEGINS
 from benchmarks.processor_time import ReadLine, run_measured
 from gaudi_apps.training.recipe import END_SECONDS, Length, Speed, count_epochs, fit_length
 from gaudi_datasets.detection.scoring import score_detections
+from gaudi_datasets.errors import FlagError
 
 SCRIPTS = Path(__file__).with_name("peers")
 STEPS, EVERY = 24, 12  # of our measured run, and between its evaluations
@@ -104,7 +106,10 @@ class Ours:
         measured = self._measured
         marks = {int(step): seconds for step, seconds in measured["marks"].items()}
         per_epoch = measured["steps_per_epoch"]
-        length = fit_steps(60 * minutes, marks, measured["seconds"], per_epoch)
+        try:
+            length = fit_steps(60 * minutes, marks, measured["seconds"], per_epoch)
+        except FlagError as error:
+            raise TrainingError(str(error)) from error
         flags = [f"--steps={length.steps}", f"--eval_epochs={count_epochs(length.evaluation_steps, per_epoch)}"]
         schedule = (
             f"{measured['network']}, {length.steps} steps of {measured['batch']}, {length.steps / per_epoch:.3g} epochs"
@@ -192,7 +197,9 @@ class Peer:
         for epochs in EPOCHS:
             if epochs in self._measured or (self._measured and epochs * self._measured[first] > 60 * minutes):
                 continue
-            self._measured[epochs] = self._train(epochs, self._measured_folder(epochs))
+            marks: list[float] = []
+            self._measured[epochs] = self._train(epochs, self._measured_folder(epochs), partial(mark_start, marks))
+            self._measured[0] = marks[0] if marks else 0.0
             path.write_text(json.dumps(self._measured, indent=2) + "\n", encoding="utf-8")
 
     def train(self, minutes: float, folder: Path) -> tuple[float, str]:
@@ -217,13 +224,13 @@ class Peer:
         except (OSError, subprocess.CalledProcessError) as error:
             raise TrainingError(f"{', '.join(self._requirements)} cannot be installed: {error}") from error
 
-    def _train(self, epochs: int, folder: Path) -> float:
-        return self._run("train", folder, [f"--epochs={epochs}", f"--seed={self._seed}"])
+    def _train(self, epochs: int, folder: Path, read_line: ReadLine | None = None) -> float:
+        return self._run("train", folder, [f"--epochs={epochs}", f"--seed={self._seed}"], read_line)
 
-    def _run(self, mode: str, folder: Path, flags: Sequence[str]) -> float:
+    def _run(self, mode: str, folder: Path, flags: Sequence[str], read_line: ReadLine | None = None) -> float:
         words = [str(self._python), str(SCRIPTS / self._script), mode, f"--data={self._data}", f"--output={folder}"]
         variables = make_variables(ours=self.in_ours)
-        return run([*words, *self._flags, *flags], folder.with_suffix(f".{mode}.log"), variables)
+        return run([*words, *self._flags, *flags], folder.with_suffix(f".{mode}.log"), variables, read_line)
 
 
 class KerasPeer(Peer):
@@ -289,10 +296,10 @@ def fit_epochs(seconds: float, measured: Mapping[int, float]) -> int:
 
     Args:
         seconds: of the budget.
-        measured: seconds of two numbers of epochs; or of one epoch, which then has the start's seconds, too.
+        measured: seconds of some numbers of epochs, 0 for those until the first step; the two largest numbers count.
     """
-    fewer, more = min(measured), max(measured)
-    per_epoch = (measured[more] - measured[fewer]) / (more - fewer) if fewer < more else measured[fewer] / fewer
+    fewer, more = sorted(measured)[-2:]
+    per_epoch = (measured[more] - measured[fewer]) / (more - fewer)
     if per_epoch <= 0:
         raise TrainingError(f"{more} epochs took {measured[more]:.1f} s, and {fewer} {measured[fewer]:.1f} s")
     return max(1, fewer + int((seconds - measured[fewer]) // per_epoch))
@@ -302,6 +309,12 @@ def mark_step(marks: dict[int, float], line: str, read_seconds: Callable[[], flo
     """Keep the seconds until the step that a line of ssd_train tells."""
     if found := _STEP.match(line):
         marks[int(found[1])] = read_seconds()
+
+
+def mark_start(marks: list[float], line: str, read_seconds: Callable[[], float]) -> None:
+    """Keep the seconds until another program says that its first step is next."""
+    if line.strip() == BEGINS:
+        marks.append(read_seconds())
 
 
 def run(command: Sequence[str], log: Path, variables: Mapping[str, str], read_line: ReadLine | None = None) -> float:

@@ -58,7 +58,7 @@ class Task:
 TASKS = {
     "detection": Task(
         Ours,
-        ("ours", "ultralytics", "ssdlite", "ssd300", "keras"),
+        ("ours", "ultralytics", "ultralytics_updates", "ssdlite", "ssd300", "keras"),
         (5.0, 10.0, 20.0, 40.0),
         FOLDER / "results_learning.md",
         "AP and AP50 are COCO's, of the test images, by one scorer for all.",
@@ -99,7 +99,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--only {' '.join(sorted(others))}: is not of --task {options.task}")
     if not options.data.exists():
         parser.error(f"--data {options.data}: is not there")
-    path, given = options.output / "given.json", {"data": str(options.data.resolve()), "seed": options.seed}
+    path = options.output / "given.json"
+    given = {
+        "data": str(options.data.resolve()), "seed": options.seed, "machine": describe_machine()["machine"],
+        "bfloat16": find_bf16_instruction(), "packages": [*TORCH, ULTRALYTICS, TIMM],
+    }  # fmt: skip
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else given
     if before != given:
         parser.error(f"--output {options.output}: has runs of {before}; give another folder")
@@ -171,12 +175,23 @@ def make_learners(options: argparse.Namespace, data: Path, output: Path) -> list
         ours = TASKS[options.task].ours
         learners += [ours(data, output, options.seed, flags) for flags in ("", *options.variant)]
     places = output, output / "data", options.seed
-    if "ultralytics" in options.only:
-        settings = (
-            f"{ULTRALYTICS}, yolov8n.yaml, 320 pixels, its own defaults (16 images a step, AdamW by `auto`, mosaics "
-            f"until the last 10 epochs), validated once, float32; seed {options.seed}"
-        )
-        learners.append(Peer("ultralytics YOLOv8n", settings, "ultralytics_yolo.py", (*TORCH, ULTRALYTICS), *places))
+    yolos = {
+        "defaults": ("ultralytics", "", "16 images a step, 64 an update, warm-up of 3 epochs"),
+        "updates": (
+            "ultralytics_updates",
+            ", more updates",
+            "4 images a step and update, warm-up of 100 steps",
+        ),
+    }
+    for recipe, (name, title, of_steps) in yolos.items():
+        if name in options.only:
+            settings = (
+                f"{ULTRALYTICS}, yolov8n.yaml, 320 pixels, {of_steps}, else its own defaults (AdamW by `auto`, mosaics "
+                f"until the last 10 epochs), validated at its end, float32; seed {options.seed}"
+            )
+            flags, packages = [f"--recipe={recipe}"], (*TORCH, ULTRALYTICS)
+            title = f"ultralytics YOLOv8n{title}"
+            learners.append(Peer(title, settings, "ultralytics_yolo.py", packages, *places, flags))
     ssds = {
         "ssdlite": ("SSDLite320", "MobileNetV3, 320 pixels", ".15 for 192 images a step scaled to 24, cosine"),
         "ssd300": ("SSD300", "VGG-16, 300 pixels", ".002 for 32 images a step scaled to 16, two drops"),
@@ -189,8 +204,8 @@ def make_learners(options: argparse.Namespace, data: Path, output: Path) -> list
     dtype = "bf16" if find_bf16_instruction() else "fp32"
     if "keras" in options.only:
         settings = (
-            f"ResNet-34, 300 pixels, as one would write it with Keras and tf.data (SGD, 2.5e-3 for 32 images a step "
-            f"scaled to 16, cosine, crops by overlap, flips, colours), {dtype}; seed {options.seed}"
+            f"ResNet-34, 300 pixels, as one would write it with Keras and tf.data (SGD, the rate of ssd_train for 16 "
+            f"images a step, cosine, crops by overlap, flips, colours), {dtype}; seed {options.seed}"
         )
         learners.append(KerasPeer("plain Keras SSD", settings, "keras_ssd.py", (), *places, [f"--dtype={dtype}"]))
     recipes = {

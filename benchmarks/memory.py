@@ -7,6 +7,7 @@ momentum, and what a step keeps for its gradients. Beside it stands what computi
 from __future__ import annotations
 
 import multiprocessing
+import os
 import resource
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -14,8 +15,8 @@ from concurrent.futures import ProcessPoolExecutor
 from benchmarks.measurement import Figure, compare, describe_rates, interleave, main
 from benchmarks.ssd_step import build_ours, build_plain
 from benchmarks.torch_process import start_torch
+from gaudi_distributed.devices.machine import Machine, gather_processor
 
-DTYPE = "bf16"
 BATCHES = (8, 16, 32)
 STEPS = 3
 TIMED_BATCH, REPEATS = 16, 8
@@ -23,44 +24,45 @@ MOST_OF_OURS, MOST_OF_KERAS = 0.75, 1.05
 
 
 def run(budget_seconds: float) -> Iterator[Figure]:
-    """Measure the memory of each batch, then the time."""
+    """Measure the memory of each batch, then the time; in bf16 where the processor has instructions for it."""
+    dtype = "bf16" if gather_processor(Machine(), os.sched_getaffinity(0)).bf16_by else "fp32"
     for batch in BATCHES:
         names = ("ours", "recompute", "keras")
-        most = {name: _measure_alone(name, batch) for name in names} | {"torch": _measure_torch(batch)}
+        most = {name: _measure_alone(name, dtype, batch) for name in names} | {"torch": _measure_torch(dtype, batch)}
         note = ", ".join(f"{name} {value:.2f}" for name, value in most.items()) + " GiB"
-        name = f"memory of SSD steps, {DTYPE}, batch {batch}"
+        name = f"memory of SSD steps, {dtype}, batch {batch}"
         yield Figure(f"{name}: ours, of plain Keras'", most["ours"] / most["keras"], most=MOST_OF_KERAS, note=note)
         yield Figure(f"{name}: ours, of PyTorch's", most["ours"] / most["torch"])
         bound = MOST_OF_OURS if batch == max(BATCHES) else None
         yield Figure(f"{name}: with --recompute, of ours", most["recompute"] / most["ours"], most=bound)
-    steps = {name: build(name, TIMED_BATCH) for name in ("ours", "recompute")}
+    steps = {name: build(name, dtype, TIMED_BATCH) for name in ("ours", "recompute")}
     timings = interleave(steps, REPEATS, budget_seconds=budget_seconds / 2)
-    name = f"SSD step, {DTYPE}, batch {TIMED_BATCH}: with --recompute, of the speed without"
+    name = f"SSD step, {dtype}, batch {TIMED_BATCH}: with --recompute, of the speed without"
     yield compare(name, timings, "ours", "recompute", note=describe_rates(timings, TIMED_BATCH))
 
 
-def build(name: str, batch: int) -> Callable[[], float]:
+def build(name: str, dtype: str, batch: int) -> Callable[[], float]:
     """Make a step of a candidate in this process."""
     if name == "keras":
-        return build_plain(DTYPE, batch)
-    return build_ours(DTYPE, batch, recompute=name == "recompute")[0]
+        return build_plain(dtype, batch)
+    return build_ours(dtype, batch, recompute=name == "recompute")[0]
 
 
-def _measure_alone(name: str, batch: int) -> float:
+def _measure_alone(name: str, dtype: str, batch: int) -> float:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_run_steps, name, batch).result()
+        return pool.submit(_run_steps, name, dtype, batch).result()
 
 
-def _run_steps(name: str, batch: int) -> float:
+def _run_steps(name: str, dtype: str, batch: int) -> float:
     """Make some steps, and return the most memory of this process, in GiB."""
-    step = build(name, batch)
+    step = build(name, dtype, batch)
     for _ in range(STEPS):
         step()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
 
 
-def _measure_torch(batch: int) -> float:
-    with start_torch("ssd", DTYPE, batch) as step:
+def _measure_torch(dtype: str, batch: int) -> float:
+    with start_torch("ssd", dtype, batch) as step:
         return max(step() for _ in range(STEPS))
 
 

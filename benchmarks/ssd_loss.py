@@ -35,7 +35,7 @@ def run(budget_seconds: float) -> list[Figure]:
             with tf.GradientTape() as tape:
                 tape.watch([logits, offsets])
                 loss = loss_function(logits, offsets, *targets)
-            # The gradients' sums, so that nothing is left out because nobody looks at it.
+            # An element of each gradient, so that none is left out because nobody looks at it.
             return loss, [gradient[0, 0, 0] for gradient in tape.gradient(loss, [logits, offsets])]
 
         return lambda: float(compute(logits, offsets)[0])

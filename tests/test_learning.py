@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +44,7 @@ from benchmarks.learning_table import (  # noqa: E402
     write_results_file,
 )
 from benchmarks.peers import program  # noqa: E402
-from benchmarks.processor_time import read_tree, run_measured  # noqa: E402
+from benchmarks.processor_time import ReadLine, read_tree, run_measured  # noqa: E402
 
 from gaudi_datasets.detection.examples import DetectionExample  # noqa: E402
 from gaudi_datasets.detection.scoring import score_detections  # noqa: E402
@@ -126,7 +127,8 @@ def test_epochs_fit_into_the_budget() -> None:
     measured = {1: 30.0, 4: 75.0}  # 15 a start, 15 an epoch
     assert fit_epochs(300.0, measured) == 19
     assert fit_epochs(1.0, measured) == 1
-    assert [fit_epochs(seconds, {1: 30.0}) for seconds in (20.0, 100.0)] == [1, 3]
+    assert [fit_epochs(seconds, {0: 60.0, 1: 100.0}) for seconds in (20.0, 100.0, 299.0, 300.0)] == [1, 1, 5, 6]
+    assert fit_epochs(300.0, {0: 20.0, **measured}) == 19
     with pytest.raises(TrainingError):
         fit_epochs(300.0, {1: 30.0, 4: 30.0})
 
@@ -145,8 +147,8 @@ def test_results_of_others_are_coco_records(tmp_path: Path) -> None:
         {"image_id": 7, "category_id": 1, "bbox": [0.0, 0.0, 5.0, 5.0], "score": 0.75},
         {"image_id": 7, "category_id": 2, "bbox": [10.0, 20.0, 30.0, 40.0], "score": 0.5},
     ]
-    many = program.to_records(7, boxes * 60, [1] * 120, [0.1] * 120)
-    assert len(many) == program.MOST_DETECTIONS
+    many = program.to_records(7, boxes * 120, [1, 2, 2, 2] * 60, [0.1] * 240)
+    assert Counter(record["category_id"] for record in many) == {1: 60, 2: program.MOST_DETECTIONS}
     program.write_detections(tmp_path / "found.json", records)
     assert json.loads((tmp_path / "found.json").read_text()) == records
 
@@ -306,6 +308,7 @@ def test_selection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = [one.name for one in learning.make_learners(options, tmp_path, tmp_path)]
     ours, peers = names[:2], names[2:]
     assert ours == ["ssd_train", "ssd_train --backbone resnet18"]
+    assert peers.pop(1) == "ultralytics YOLOv8n, more updates"
     assert peers == ["ultralytics YOLOv8n", "torchvision SSDLite320", "torchvision SSD300", "plain Keras SSD"]
     assert learning.parse([*words, "--task", "classes"]).budgets == (2.0, 5.0, 10.0)
     options = learning.parse([*words, "--task", "classes", "--only", "ours", "timm_adamw"])
@@ -355,11 +358,13 @@ def test_a_long_epoch_is_measured_once_and_never_trained_again(tmp_path: Path) -
     trained: list[int] = []
 
     class Slow(KerasPeer):
-        def _train(self, epochs: int, folder: Path) -> float:
+        def _train(self, epochs: int, folder: Path, read_line: ReadLine | None = None) -> float:
             trained.append(epochs)
+            if read_line:
+                read_line(f"{program.BEGINS}\n", lambda: 20.0)
             folder.mkdir(parents=True)
             (folder / "weights").write_text(str(epochs))
-            return 100.0 * epochs
+            return 20.0 + 80.0 * epochs
 
     def train(minutes: float) -> tuple[float, str]:
         peer = Slow("slow", "", "slow.py", (), tmp_path, tmp_path, 0)
@@ -367,9 +372,10 @@ def test_a_long_epoch_is_measured_once_and_never_trained_again(tmp_path: Path) -
         return peer.train(minutes, tmp_path / f"{minutes:g}")
 
     assert train(1.0) == (100.0, "1 epochs")
-    assert (train(6.0), trained) == ((300.0, "3 epochs"), [1, 3])
-    assert (train(7.0), trained) == ((400.0, "4 epochs"), [1, 3, 4])
-    assert [(tmp_path / name / "weights").read_text() for name in "167"] == ["1", "3", "4"]
+    assert (train(5.5), trained) == ((260.0, "3 epochs"), [1, 3])
+    assert (train(7.0), trained) == ((420.0, "5 epochs"), [1, 3, 4, 5])
+    assert (train(6.0), trained) == ((340.0, "4 epochs"), [1, 3, 4, 5])
+    assert [(tmp_path / name / "weights").read_text() for name in ("1", "5.5", "7", "6")] == ["1", "3", "5", "4"]
 
 
 def test_only_test_images_are_scored(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """The SSD with ResNet-34 as one would write it with Keras and tf.data alone, from random weights.
 
 Network, loss and input are those of `plain_keras_ssd.py` and `plain_detection_input.py`. SGD with momentum .9 and a
-weight decay of 5e-4; the rate of MLPerf's reference, 2.5e-3 for 32 images a step, is scaled to the batch, and falls by
-a cosine after a warm-up of a tenth of the steps. Runs in the environment of `nox -s bench`, with the project's root in
-PYTHONPATH. Usage: python keras_ssd.py train|detect --data DATA --output FOLDER --dtype fp32|bf16 [--epochs N]
-[--seed N]
+weight decay of 5e-4; the rate is that of ``ssd_train --data``, .024 for 8 images a step, by the root of the batch, and
+falls by a cosine after a warm-up of a tenth of the steps. Runs in the environment of `nox -s bench`, with the
+project's root in PYTHONPATH. Usage: python keras_ssd.py train|detect --data DATA --output FOLDER --dtype fp32|bf16
+[--epochs N] [--seed N]
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from benchmarks.plain_detection_input import plain_dataset
 from benchmarks.plain_keras_ssd import build_plain_ssd, find_boxes, plain_loss
-from program import parse, read_category_ids, read_images, to_records, write_detections  # type: ignore[import-not-found]
+from program import BEGINS, parse, read_category_ids, read_images, to_records, write_detections  # type: ignore[import-not-found]
 
 from gaudi_datasets.detection.coco import read_coco
 from gaudi_datasets.detection.colors import MEAN_RGB, STDDEV_RGB
@@ -26,7 +26,7 @@ from gaudi_ops.tf.keras_api import keras
 
 POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16"}
 BATCH = 16
-PEAK_RATE = 2.5e-3 * BATCH / 32
+PEAK_RATE = 0.024 * math.sqrt(BATCH / 8)
 MOMENTUM, WEIGHT_DECAY, WARM_UP = 0.9, 5e-4, 0.1
 
 
@@ -55,6 +55,7 @@ def train(data: Path, output: Path, epochs: int, seed: int, dtype: str) -> None:
 
     steps = epochs * per_epoch
     warm_up = max(1, round(WARM_UP * steps))
+    print(BEGINS, flush=True)
     for step, (pixels, *targets) in enumerate(plain_dataset(paths, BATCH).take(steps)):
         share = min(1.0, (step + 1) / warm_up) * 0.5 * (1 + math.cos(math.pi * step / steps))
         optimizer.learning_rate.assign(PEAK_RATE * share)

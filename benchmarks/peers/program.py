@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+BEGINS = "training begins"  # a line before the first step
 
 
 def parse(description: str | None, recipes: Sequence[str] = (), dtypes: Sequence[str] = ()) -> argparse.Namespace:
@@ -26,13 +29,13 @@ def parse(description: str | None, recipes: Sequence[str] = (), dtypes: Sequence
     return options
 
 
-MOST_DETECTIONS = 100  # of an image that count by COCO's rules
+MOST_DETECTIONS = 100  # of a class in an image that count by COCO's rules
 
 
 def to_records(
     image_id: int, boxes_xyxy: Iterable[Sequence[float]], category_ids: Iterable[int], scores: Iterable[float]
 ) -> list[dict[str, Any]]:
-    """Return the best detections of an image as COCO results, best first.
+    """Return the detections of an image as COCO results, the best of each class, best first.
 
     Args:
         image_id: of the image.
@@ -41,6 +44,11 @@ def to_records(
         scores: of each box, in 0..1.
     """
     rows = sorted(zip(boxes_xyxy, category_ids, scores, strict=True), key=lambda row: -row[2])
+    seen = Counter[int]()
+    places = []
+    for _, category_id, _ in rows:
+        seen[category_id] += 1
+        places.append(seen[category_id])
     return [
         {
             "image_id": image_id,
@@ -48,7 +56,8 @@ def to_records(
             "bbox": [left, top, right - left, bottom - top],
             "score": score,
         }
-        for (left, top, right, bottom), category_id, score in rows[:MOST_DETECTIONS]
+        for ((left, top, right, bottom), category_id, score), place in zip(rows, places, strict=True)
+        if place <= MOST_DETECTIONS
     ]
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import timm  # type: ignore[import-not-found]
 import torch  # type: ignore[import-not-found]
 from PIL import Image
-from program import parse  # type: ignore[import-not-found]
+from program import BEGINS, parse  # type: ignore[import-not-found]
 from timm.data import create_transform  # type: ignore[import-not-found]
 from timm.loss import LabelSmoothingCrossEntropy  # type: ignore[import-not-found]
 from timm.optim import create_optimizer_v2  # type: ignore[import-not-found]
@@ -81,6 +81,7 @@ def train(data: Path, output: Path, recipe: str, epochs: int, seed: int, dtype: 
         optimizer, t_initial=epochs * len(loader), warmup_t=max(1, epochs * len(loader) // 10), t_in_epochs=False
     )
     compute_loss, step = LabelSmoothingCrossEntropy(SMOOTHING), 0
+    print(BEGINS, flush=True)
     for epoch in range(epochs):
         for images, labels in loader:
             scheduler.step_update(step)

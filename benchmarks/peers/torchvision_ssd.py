@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch  # type: ignore[import-not-found]
 from PIL import Image
-from program import parse, read_category_ids, read_images, to_records, write_detections  # type: ignore[import-not-found]
+from program import BEGINS, parse, read_category_ids, read_images, to_records, write_detections  # type: ignore[import-not-found]
 from torchvision import tv_tensors  # type: ignore[import-not-found]
 from torchvision.models.detection import (  # type: ignore[import-not-found]
     ssd300_vgg16,
@@ -106,6 +106,7 @@ def train(data: Path, output: Path, epochs: int, seed: int, name: str) -> None:
     model = build(data, name).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=peak, momentum=MOMENTUM, weight_decay=decay)
     rising, step = max(1, len(loader) - 1), 0
+    print(BEGINS, flush=True)
     for epoch in range(epochs):
         rate = peak * find_share(name, epoch / epochs)
         for images, targets in loader:

@@ -1,8 +1,10 @@
-"""YOLOv8n from ultralytics at 320 pixels, by its own defaults, from random weights.
+"""YOLOv8n from ultralytics at 320 pixels, from random weights.
 
-Its yolov8n.yaml has no weights, and nothing is fetched. It validates once, after its last epoch, where by default it
+Recipe ``defaults`` is its own: it adds up the gradients of 64 images for an update, and its warm-up is of three epochs.
+``updates`` makes one of every 4 images, after a warm-up of half an epoch (its trainer makes that 100 steps at least).
+Its yolov8n.yaml has no weights, and nothing is fetched. It validates after its last epoch alone, where by default it
 does after each; so its time is for training. Runs where there is ultralytics, and nothing of this project. Usage:
-python ultralytics_yolo.py train|detect --data DATA --output FOLDER [--epochs N] [--seed N]
+python ultralytics_yolo.py train|detect --data DATA --output FOLDER --recipe defaults|updates [--epochs N] [--seed N]
 """
 
 from __future__ import annotations
@@ -13,9 +15,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from program import parse, read_category_ids, to_records, write_detections  # type: ignore[import-not-found]
+from program import BEGINS, parse, read_category_ids, to_records, write_detections  # type: ignore[import-not-found]
 
-SIDE, BATCH = 320, 16
+SIDE = 320
+RECIPES: dict[str, dict[str, Any]] = {
+    "defaults": {"batch": 16},
+    "updates": {"batch": 4, "nbs": 4, "warmup_epochs": 0.5},
+}
 
 
 def prepare(output: Path) -> None:
@@ -31,16 +37,17 @@ def prepare(output: Path) -> None:
         shutil.copy(Path(mpl.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", folder / "Arial.ttf")
 
 
-def train(data: Path, output: Path, epochs: int, seed: int) -> None:
+def train(data: Path, output: Path, epochs: int, seed: int, recipe: str) -> None:
     """Train for some epochs; the best weights are in ``run/weights/best.pt``."""
     from ultralytics import YOLO  # type: ignore[import-not-found]
 
     model = YOLO("yolov8n.yaml")
+    model.add_callback("on_train_start", lambda _: print(BEGINS, flush=True))
     model.add_callback("on_train_epoch_end", lambda trainer: print(f"epoch {trainer.epoch + 1}/{epochs}", flush=True))
     model.train(
-        data=str(data / "data.yaml"), imgsz=SIDE, epochs=epochs, batch=BATCH, seed=seed, pretrained=False, val=False,
-        cache="ram", workers=0, device="cpu", plots=False, verbose=False, project=str(output.resolve()), name="run",
-        exist_ok=True,
+        data=str(data / "data.yaml"), imgsz=SIDE, epochs=epochs, seed=seed, pretrained=False, val=False, cache="ram",
+        workers=0, device="cpu", plots=False, verbose=False, project=str(output.resolve()), name="run", exist_ok=True,
+        **RECIPES[recipe],
     )  # fmt: skip
 
 
@@ -52,7 +59,7 @@ def detect(data: Path, output: Path) -> None:
     numbers: list[int] = []  # of the classes in predictions.json, which depend on the release
     model.add_callback("on_val_end", lambda validator: numbers.extend(validator.class_map))
     model.val(
-        data=str(data / "data.yaml"), split="test", imgsz=SIDE, batch=BATCH, workers=0, device="cpu", plots=False,
+        data=str(data / "data.yaml"), split="test", imgsz=SIDE, batch=16, workers=0, device="cpu", plots=False,
         save_json=True, project=str(output.resolve()), name="test", exist_ok=True, verbose=False,
     )  # fmt: skip
     found = json.loads((output / "test" / "predictions.json").read_text(encoding="utf-8"))
@@ -69,10 +76,10 @@ def detect(data: Path, output: Path) -> None:
 
 def main() -> None:
     """Train or detect, as the command line says."""
-    options = parse(__doc__)
+    options = parse(__doc__, tuple(RECIPES))
     prepare(options.output.resolve())
     if options.mode == "train":
-        train(options.data, options.output, options.epochs, options.seed)
+        train(options.data, options.output, options.epochs, options.seed, options.recipe)
     else:
         detect(options.data, options.output)
 
