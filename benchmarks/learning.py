@@ -33,7 +33,7 @@ from benchmarks.learning_table import (
     write_results_file,
 )
 from benchmarks.results import describe_machine
-from gaudi_distributed.devices.machine import Machine, gather_processor
+from gaudi_distributed.devices.machine import Machine, gather_processor, name_processor
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--data {options.data}: is not there")
     path = options.output / "given.json"
     given = {
-        "data": str(options.data.resolve()), "seed": options.seed, "machine": describe_machine()["machine"],
-        "bfloat16": find_bf16_instruction(), "packages": [*TORCH, ULTRALYTICS, TIMM],
+        "data": str(options.data.resolve()), "seed": options.seed,
+        "processor": [name_processor(), find_bf16_instruction()], "packages": [*TORCH, ULTRALYTICS, TIMM],
     }  # fmt: skip
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else given
     if before != given:
