@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from benchmarks.environments import ROOT, make_environment
 from benchmarks.peers.program import BEGINS
@@ -29,8 +29,19 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THRE
 _STEP = re.compile(r"step (\d+)/\d+ ")
 
 
+class Scores(NamedTuple):
+    """Figures of the test images by their names, and AP of each class of a detector."""
+
+    figures: dict[str, float]
+    by_class: dict[str, float]
+
+
 class TrainingError(RuntimeError):
     """A program could not be installed, trained or used."""
+
+
+class InstallationError(TrainingError):
+    """A program could not be installed, so no budget is worth a try."""
 
 
 class Learner(Protocol):
@@ -52,8 +63,8 @@ class Learner(Protocol):
     def train(self, minutes: float, folder: Path) -> tuple[float, str]:
         """Train for a budget; return the processor seconds that it took and the schedule; raises TrainingError."""
 
-    def score(self, folder: Path) -> dict[str, float]:
-        """Return the figures of the test images by their names; raises TrainingError."""
+    def score(self, folder: Path) -> Scores:
+        """Return the figures of the test images; raises TrainingError."""
 
 
 class Ours:
@@ -116,7 +127,7 @@ class Ours:
         )
         return self._run([*measured["chosen"], *flags], folder), schedule
 
-    def score(self, folder: Path) -> dict[str, float]:
+    def score(self, folder: Path) -> Scores:
         """Score what the program detected on the test images, at the end of its training."""
         self.read_evaluation(folder)
         return score_by_coco(self._truth, folder / "detections.json")
@@ -145,10 +156,10 @@ class OurClassifier(Ours):
 
     program, network, measured_flags = "resnet_train", "--model", ("--log_steps=1",)
 
-    def score(self, folder: Path) -> dict[str, float]:
+    def score(self, folder: Path) -> Scores:
         """Return what the program counted on the test images, at the end of its training."""
         evaluation = self.read_evaluation(folder)
-        return {"top-1": evaluation["top_1"], "top-5": evaluation["top_5"]}
+        return Scores({"top-1": evaluation["top_1"], "top-5": evaluation["top_5"]}, {})
 
     def read_network(self, plan: Mapping[str, Any]) -> str:
         """Return the network of a plan."""
@@ -210,7 +221,7 @@ class Peer:
             return self._measured[epochs], f"{epochs} epochs"
         return self._train(epochs, folder), f"{epochs} epochs"
 
-    def score(self, folder: Path) -> dict[str, float]:
+    def score(self, folder: Path) -> Scores:
         """Detect on the test images, which is none of the budget, and score that."""
         self._run("detect", folder, [])
         return score_by_coco(self._data / "test.json", folder / "detections.json")
@@ -222,7 +233,7 @@ class Peer:
         try:
             return make_environment(f"{Path(self._script).stem}_benchmark", self._requirements)
         except (OSError, subprocess.CalledProcessError) as error:
-            raise TrainingError(f"{', '.join(self._requirements)} cannot be installed: {error}") from error
+            raise InstallationError(f"{', '.join(self._requirements)} cannot be installed: {error}") from error
 
     def _train(self, epochs: int, folder: Path, read_line: ReadLine | None = None) -> float:
         return self._run("train", folder, [f"--epochs={epochs}", f"--seed={self._seed}"], read_line)
@@ -245,17 +256,18 @@ class KerasPeer(Peer):
 class ClassifierPeer(Peer):
     """A classifier in PyTorch, which says the classes of each test image."""
 
-    def score(self, folder: Path) -> dict[str, float]:
+    def score(self, folder: Path) -> Scores:
         """Classify the test images, which is none of the budget, and count where the folder's class is named."""
         self._run("classify", folder, [])
         named: dict[str, list[str]] = json.loads((folder / "classes.json").read_text(encoding="utf-8"))
-        return count_right(self._data / "test", named)
+        return Scores(count_right(self._data / "test", named), {})
 
 
-def score_by_coco(truth: Path, detections: Path) -> dict[str, float]:
-    """Return AP and AP50 of detections by COCO's rules; a figure that is not defined is 0."""
-    figures = score_detections(truth, detections).figures
-    return {name: figures[name] or 0.0 for name in ("AP", "AP50")}
+def score_by_coco(truth: Path, detections: Path) -> Scores:
+    """Return AP and AP50 of detections, and AP by class, by COCO's rules; a figure that is not defined is 0."""
+    scored = score_detections(truth, detections)
+    figures = {name: scored.figures[name] or 0.0 for name in ("AP", "AP50")}
+    return Scores(figures, {each.name: each.ap or 0.0 for each in scored.classes})
 
 
 def count_right(folder: Path, named: Mapping[str, Sequence[str]]) -> dict[str, float]:

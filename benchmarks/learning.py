@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environments import TORCHVISION as TORCH
-from benchmarks.learners import ClassifierPeer, KerasPeer, Learner, OurClassifier, Ours, Peer, TrainingError
+from benchmarks.learners import (
+    ClassifierPeer,
+    InstallationError,
+    KerasPeer,
+    Learner,
+    OurClassifier,
+    Ours,
+    Peer,
+    TrainingError,
+)
 from benchmarks.learning_data import write_data
 from benchmarks.learning_table import (
     FOLDER,
@@ -61,7 +70,7 @@ TASKS = {
         ("ours", "ultralytics", "ultralytics_updates", "ssdlite", "ssd300", "keras"),
         (5.0, 10.0, 20.0, 40.0),
         FOLDER / "results_learning.md",
-        "AP and AP50 are COCO's, of the test images, by one scorer for all.",
+        "AP and AP50 are COCO's, of the test images, by one scorer for all; then AP of each class.",
     ),
     "classes": Task(
         OurClassifier,
@@ -227,23 +236,23 @@ def try_learner(learner: Learner, minutes: float, broken: dict[str, str]) -> Row
     Args:
         learner: the program.
         minutes: of a processor.
-        broken: what could not be prepared before, by name; it is not tried again.
+        broken: what could not be installed before, by name; it is not tried again.
     """
     spent, schedule = 0.0, ""
     try:
         if learner.name in broken:
-            raise TrainingError(broken[learner.name])
+            raise InstallationError(broken[learner.name])
         try:
             learner.prepare(minutes)
-        except TrainingError as error:
+        except InstallationError as error:
             broken[learner.name] = str(error)
             raise
         folder = learner.folder / f"{minutes:g}"
         spent, schedule = learner.train(minutes, folder)
-        figures = learner.score(folder)
+        figures, by_class = learner.score(folder)
     except TrainingError as error:
         return Row(learner.name, minutes, spent / 60, schedule, note=str(error))
-    return Row(learner.name, minutes, spent / 60, schedule, figures)
+    return Row(learner.name, minutes, spent / 60, schedule, figures, by_class=by_class)
 
 
 def read_rows(path: Path) -> list[Row]:

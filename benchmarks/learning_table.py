@@ -27,6 +27,7 @@ class Row:
         schedule: its length, in words.
         figures: of the test images, by their names; none: there is no result.
         note: why there is no result.
+        by_class: AP of the test images of each class, of a detector.
     """
 
     program: str
@@ -35,6 +36,7 @@ class Row:
     schedule: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
     note: str = ""
+    by_class: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -126,9 +128,10 @@ def list_margins(rows: Iterable[Row], ours: str) -> list[Margin]:
 
 
 def format_rows(rows: Iterable[Row]) -> str:
-    """Format the table in Markdown, by budget."""
+    """Format the table in Markdown, by budget; a class is named above its AP."""
     rows = sorted(rows, key=lambda row: row.minutes)
     names = list(dict.fromkeys(name for row in rows for name in row.figures))
+    classes = list(dict.fromkeys(name for row in rows for name in row.by_class))
     cells = [
         (
             row.program,
@@ -136,11 +139,12 @@ def format_rows(rows: Iterable[Row]) -> str:
             f"{row.used:.1f}" if row.used else "",
             row.schedule,
             *(format_share(row.figures.get(name)) for name in names),
+            *(format_share(row.by_class.get(name)) for name in classes),
             row.note.replace("|", "/").replace("\n", " "),
         )
         for row in rows
     ]
-    return format_table(cells, ("program", "minutes", "used", "schedule", *names, "note"))
+    return format_table(cells, ("program", "minutes", "used", "schedule", *names, *classes, "note"))
 
 
 def format_share(value: float | None) -> str:

@@ -22,9 +22,11 @@ from benchmarks.learners import (  # noqa: E402
     EPOCHS,
     EVERY,
     STEPS,
+    InstallationError,
     KerasPeer,
     OurClassifier,
     Ours,
+    Scores,
     TrainingError,
     count_right,
     fit_epochs,
@@ -52,7 +54,7 @@ from gaudi_datasets.detection.scoring import score_detections  # noqa: E402
 # Uses a processor for so many seconds, by its own clock.
 BUSY = "import resource\nwhile sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) < {seconds}: pass\n"
 ROWS = [
-    Row("ssd_train", 5.0, 4.9, "160 steps", {"AP": 0.45, "AP50": 0.8}),
+    Row("ssd_train", 5.0, 4.9, "160 steps", {"AP": 0.45, "AP50": 0.8}, by_class={"cat": 0.25}),
     Row("other", 5.0, 5.2, "14 epochs", {"AP": 0.2, "AP50": 0.81}),
     Row("third", 5.0, note="a | b\nc"),
     Row("ssd_train", 10.0, 9.9, "330 steps", {"AP": 0.5, "AP50": 0.88}),
@@ -222,8 +224,8 @@ def test_margins_are_of_each_budget() -> None:
 
 def test_table_has_what_failed() -> None:
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in format_rows(ROWS).splitlines()]
-    assert cells[2] == ["ssd_train", "5", "4.9", "160 steps", ".450", ".800", ""]
-    assert cells[4] == ["third", "5", "", "", "", "", "a / b c"]
+    assert cells[2] == ["ssd_train", "5", "4.9", "160 steps", ".450", ".800", ".250", ""]
+    assert cells[4] == ["third", "5", "", "", "", "", "", "a / b c"]
     assert len(cells) == 2 + len(ROWS)
 
 
@@ -262,13 +264,15 @@ class Fake:
         """Fail if it is named so."""
         self.prepared += 1
         if self.name == "uninstallable":
-            raise TrainingError("no such release")
+            raise InstallationError("no such release")
+        if self.name == "hasty" and minutes < 2:
+            raise TrainingError("not in so little time")
 
     def train(self, minutes: float, folder: Path) -> tuple[float, str]:
         """Pretend."""
         return 60 * minutes, "1 epoch"
 
-    def score(self, folder: Path) -> dict[str, float]:
+    def score(self, folder: Path) -> Scores:
         """Score what detects nothing."""
         folder.mkdir(parents=True)
         program.write_detections(folder / "detections.json", [])
@@ -278,7 +282,7 @@ class Fake:
 def test_what_cannot_be_installed_is_in_the_table(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    learners = [Fake(tmp_path, "ssd_train"), Fake(tmp_path, "uninstallable")]
+    learners = [Fake(tmp_path, "ssd_train"), Fake(tmp_path, "uninstallable"), Fake(tmp_path, "hasty")]
     monkeypatch.setattr(learning, "make_learners", lambda *_: learners)
     task = replace(learning.TASKS["detection"], results=tmp_path / "results.md")
     monkeypatch.setitem(learning.TASKS, "detection", task)
@@ -290,13 +294,18 @@ def test_what_cannot_be_installed_is_in_the_table(
     assert [(row.program, row.minutes, row.used, row.figures, row.note) for row in rows] == [
         ("ssd_train", 1.0, 1.0, {"AP": 0.0, "AP50": 0.0}, ""),
         ("uninstallable", 1.0, 0.0, {}, "no such release"),
+        ("hasty", 1.0, 0.0, {}, "not in so little time"),
         ("ssd_train", 2.0, 2.0, {"AP": 0.0, "AP50": 0.0}, ""),
         ("uninstallable", 2.0, 0.0, {}, "no such release"),
+        ("hasty", 2.0, 2.0, {"AP": 0.0, "AP50": 0.0}, ""),
     ]
-    assert [one.prepared for one in learners] == [2, 1]
+    assert [one.prepared for one in learners] == [2, 1, 2]
+    categories = json.loads((output / "data" / "test.json").read_text())["categories"]
+    nothing = {one["name"]: 0.0 for one in categories}
+    assert [dict(row.by_class) for row in rows] == [nothing, {}, {}, nothing, {}, nothing]
     assert (tmp_path / "results.md").read_text().count("no such release") == 2
     assert learning.main(arguments) == 1  # what has a result is not trained again
-    assert [one.prepared for one in learners] == [2, 2]
+    assert [one.prepared for one in learners] == [2, 2, 3]
     assert "uninstallable" in capsys.readouterr().out
 
 
@@ -388,7 +397,7 @@ def test_only_test_images_are_scored(tmp_path: Path) -> None:
 
 def test_named_classes_are_counted(tmp_path: Path) -> None:
     (tmp_path / "evaluation.json").write_text('{"split": "test", "top_1": 0.25, "top_5": 0.75}')
-    assert OurClassifier(tmp_path, tmp_path, 0).score(tmp_path) == {"top-1": 0.25, "top-5": 0.75}
+    assert OurClassifier(tmp_path, tmp_path, 0).score(tmp_path).figures == {"top-1": 0.25, "top-5": 0.75}
     classes = [*"abcdef"]
     for name in ("a/1.jpg", "b/1.jpg", "f/1.jpg"):
         (tmp_path / "test" / name).parent.mkdir(parents=True)
