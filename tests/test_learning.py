@@ -266,7 +266,7 @@ class Fake:
         if self.name == "uninstallable":
             raise InstallationError("no such release")
         if self.name == "hasty" and minutes < 2:
-            raise TrainingError("not in so little time")
+            raise TrainingError("too little time")
 
     def train(self, minutes: float, folder: Path) -> tuple[float, str]:
         """Pretend."""
@@ -294,7 +294,7 @@ def test_what_cannot_be_installed_is_in_the_table(
     assert [(row.program, row.minutes, row.used, row.figures, row.note) for row in rows] == [
         ("ssd_train", 1.0, 1.0, {"AP": 0.0, "AP50": 0.0}, ""),
         ("uninstallable", 1.0, 0.0, {}, "no such release"),
-        ("hasty", 1.0, 0.0, {}, "not in so little time"),
+        ("hasty", 1.0, 0.0, {}, "too little time"),
         ("ssd_train", 2.0, 2.0, {"AP": 0.0, "AP50": 0.0}, ""),
         ("uninstallable", 2.0, 0.0, {}, "no such release"),
         ("hasty", 2.0, 2.0, {"AP": 0.0, "AP50": 0.0}, ""),
