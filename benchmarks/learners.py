@@ -210,7 +210,9 @@ class Peer:
                 continue
             marks: list[float] = []
             self._measured[epochs] = self._train(epochs, self._measured_folder(epochs), partial(mark_start, marks))
-            self._measured[0] = marks[0] if marks else 0.0
+            if not marks:
+                raise TrainingError(f"never wrote {BEGINS!r}")
+            self._measured[0] = marks[0]
             path.write_text(json.dumps(self._measured, indent=2) + "\n", encoding="utf-8")
 
     def train(self, minutes: float, folder: Path) -> tuple[float, str]:

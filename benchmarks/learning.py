@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.against_former import choose_dtype
 from benchmarks.environments import TORCHVISION as TORCH
 from benchmarks.learners import (
     ClassifierPeer,
@@ -210,7 +211,7 @@ def make_learners(options: argparse.Namespace, data: Path, output: Path) -> list
             settings = f"{TORCH[1]}, {network}, by its reference scripts (SGD, {rate}), float32; seed {options.seed}"
             flags = [f"--recipe={recipe}"]
             learners.append(Peer(f"torchvision {title}", settings, "torchvision_ssd.py", TORCH, *places, flags))
-    dtype = "bf16" if find_bf16_instruction() else "fp32"
+    dtype = choose_dtype()
     if "keras" in options.only:
         settings = (
             f"ResNet-34, 300 pixels, as one would write it with Keras and tf.data (SGD, the rate of ssd_train for 16 "

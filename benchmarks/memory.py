@@ -7,15 +7,14 @@ momentum, and what a step keeps for its gradients. Beside it stands what computi
 from __future__ import annotations
 
 import multiprocessing
-import os
 import resource
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
+from benchmarks.against_former import choose_dtype
 from benchmarks.measurement import Figure, compare, describe_rates, interleave, main
 from benchmarks.ssd_step import build_ours, build_plain
 from benchmarks.torch_process import start_torch
-from gaudi_distributed.devices.machine import Machine, gather_processor
 
 BATCHES = (8, 16, 32)
 STEPS = 3
@@ -25,7 +24,7 @@ MOST_OF_OURS, MOST_OF_KERAS = 0.75, 1.05
 
 def run(budget_seconds: float) -> Iterator[Figure]:
     """Measure the memory of each batch, then the time; in bf16 where the processor has instructions for it."""
-    dtype = "bf16" if gather_processor(Machine(), os.sched_getaffinity(0)).bf16_by else "fp32"
+    dtype = choose_dtype()
     for batch in BATCHES:
         names = ("ours", "recompute", "keras")
         most = {name: _measure_alone(name, dtype, batch) for name in names} | {"torch": _measure_torch(dtype, batch)}
