@@ -206,6 +206,20 @@ def test_names_of_tasks(value: str, name: str) -> None:
     assert _name_task({"data": {"image": value}}) == name
 
 
+@pytest.mark.parametrize("by_yaml", [True, False])
+def test_images_that_share_a_file_of_labels_are_counted(by_yaml: bool, tmp_path: Path) -> None:
+    for name in ("a.jpg", "a.png", "b.jpg", "c.png"):
+        draw(tmp_path / "images" / name)
+    for stem in "ab":
+        write(tmp_path / "labels" / f"{stem}.txt", "0 0.5 0.5 0.2 0.2\n")
+    if by_yaml:
+        write(tmp_path / "data.yaml", "path: .\ntrain: images\nval: images\nnames: [ant]\n")
+    else:
+        write(tmp_path / "labels" / "c.txt", "")
+    (note,) = [note for note in read_boxes(tmp_path).notes if "another one" in note]
+    assert note.split(": ")[1] == "a.jpg, a.png"
+
+
 @pytest.mark.parametrize("encoding", ["no-such", "utf-16", "utf-7"])
 def test_xml_of_an_unknown_encoding_is_named(encoding: str, tmp_path: Path) -> None:
     draw(tmp_path / "a.jpg")
@@ -213,6 +227,25 @@ def test_xml_of_an_unknown_encoding_is_named(encoding: str, tmp_path: Path) -> N
     with pytest.raises(DataError) as error:
         read_boxes(tmp_path)
     assert Path(str(error.value.path)) == tmp_path / "a.xml"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name"),
+    [("gb2312", "猫"), ("GBK", "貓"), ("Shift_JIS", "ねこ"), ("euc-kr", "고양이"), ("windows-1251", "кот")],
+)
+def test_xml_in_the_encoding_of_a_country_is_read(encoding: str, name: str, tmp_path: Path) -> None:
+    draw(tmp_path / "a.jpg")
+    annotate(tmp_path / "a.xml")
+    head = f'<?xml version="1.0" encoding="{encoding}"?>'
+    text = (head + (tmp_path / "a.xml").read_text(encoding="utf-8").replace("ant<", f"{name}<")).encode(encoding)
+    (tmp_path / "a.xml").write_bytes(text)
+    coco, _ = read_boxes(tmp_path).sets[""]
+    assert [category.name for category in coco.categories] == [name]
+    if encoding != "windows-1251":
+        (tmp_path / "a.xml").write_bytes(text.replace(name.encode(encoding), b"\xff\xff"))
+        with pytest.raises(DataError) as error:
+            read_boxes(tmp_path)
+        assert error.value.remedy == "save it as UTF-8"
 
 
 def test_threads_keep_the_order_of_many() -> None:

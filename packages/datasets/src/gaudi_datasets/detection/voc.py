@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 import re
 import sys
@@ -22,6 +23,9 @@ from gaudi_ops.files import read_file
 IMAGE_FOLDER = "JPEGImages"
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _OF_OBJECT = ("name", "difficult", *(f"bndbox/{corner}" for corner in _CORNERS))
+_ENCODING = re.compile(rb"""<\?xml[^>]*?\sencoding\s*=\s*["']([A-Za-z][A-Za-z0-9._-]*)["']""")
+# In which China, Taiwan, Japan and Korea write, by Python's names; of the letters of other scripts expat knows all.
+_OF_SEVERAL_BYTES = ("gb2312", "gbk", "gb18030", "big5", "big5hkscs", "cp950", "shift_jis", "cp932", "euc_jp", "euc_kr")
 _ENDING = re.compile(r"\.(jpe?g|png|xml|bmp|webp|tiff?)$", re.IGNORECASE)
 
 
@@ -236,13 +240,22 @@ def parse_xml(path: Path) -> Element:
     """Parse an XML file from outside.
 
     Raises:
-        DataError: it is no XML, or uses entities.
+        DataError: it is no XML, uses entities, or is not in the encoding that it declares.
     """
     try:
-        tree: Element = defusedxml.ElementTree.fromstring(read_file(path))
+        tree: Element = defusedxml.ElementTree.fromstring(_decode(read_file(path)))
     except (ParseError, defusedxml.DefusedXmlException, ValueError, LookupError) as error:  # the last two: encodings
-        raise DataError(f"is no XML that can be read safely ({error})", path=path, remedy="fix or remove it") from None
+        is_xml = isinstance(error, (ParseError, defusedxml.DefusedXmlException))
+        remedy = "fix or remove it" if is_xml else "save it as UTF-8"
+        raise DataError(f"is no XML that can be read safely ({error})", path=path, remedy=remedy) from None
     return tree
+
+
+def _decode(content: bytes) -> str | bytes:
+    """Decode an XML file in characters of several bytes, which expat does not know; return any other as it is."""
+    declared = _ENCODING.match(content)
+    name = codecs.lookup(declared[1].decode()).name if declared else ""
+    return content.decode(name) if name in _OF_SEVERAL_BYTES else content
 
 
 def read_annotation(path: Path) -> VocAnnotation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path, PurePosixPath
 
 from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco
@@ -100,6 +100,7 @@ def _read_yaml(path: Path, on_bad_image: OnBadImage, root: Path) -> BoxSets:
         notes.append(f"read {count_names(outside, 'folder', f'outside of {root}')}")
     bare = [each for each in every if not labels_of(each).exists()]
     _note_labels(bare, outlines, _list_orphans(every), notes)
+    _note_sharing({each: labels_of(each) for each in every}, set(bare), notes)
     return BoxSets(f"YOLO by {path.name} ({describe_splits(sets)})", sets, tuple(dict.fromkeys(notes)))
 
 
@@ -120,8 +121,10 @@ def _read_folder(inventory: Inventory, labels: Sequence[str]) -> BoxSets:
     for split, paths in splits.items():
         sizes = read_sizes(paths, str(inventory.root), choose_notes(inventory.on_bad_image, split, notes))
         sets[split] = _parse(inventory.root, sizes, _join(paths), names, outlines, find_labels, None)
-    bare = [each for paths in splits.values() for each in paths if each not in label_of]
+    every = [each for paths in splits.values() for each in paths]
+    bare = [each for each in every if each not in label_of]
     _note_labels(bare, outlines, sorted(set(labels) - set(labelled.values())), notes)
+    _note_sharing({each: find_labels(each) for each in every}, set(bare), notes)
     note_unused(inventory, set(images), notes)
     return BoxSets(f"YOLO labels without a YAML file ({describe_splits(sets)})", sets, tuple(notes))
 
@@ -198,6 +201,14 @@ def _note_labels(bare: Sequence[Path], outlines: Counter[str], orphans: Sequence
         notes.append(f"made boxes of {sum(outlines.values())} outlines, in {count_names(outlines, 'file')}")
     if orphans:
         notes.append(f"left out {count_names(orphans, 'file', 'of labels without an image')}")
+
+
+def _note_sharing(label_of: Mapping[Path, Path], bare: Set[Path], notes: list[str]) -> None:
+    """Note images that have one file of labels between them, as a.jpg and a.png have a.txt."""
+    images = Counter(label for image, label in label_of.items() if image not in bare)
+    shared = [image.name for image, label in label_of.items() if images[label] > 1]
+    if shared:
+        notes.append(f"took {count_names(shared, 'image', 'with a file of labels that another one has, too')}")
 
 
 def _pair(inventory: Inventory, labels: Sequence[str]) -> dict[str, str]:
