@@ -208,6 +208,17 @@ def test_floating_point_images_are_refused() -> None:
     assert caught.value.remedy
 
 
+def test_numbers_with_a_sign_are_refused() -> None:
+    """As of a scanner that counts from -1000: the lowest would all be black, and the rest nearly so."""
+    pixels = np.arange(-1000, 1000, dtype="<i2").tobytes()
+    sizes = [(256, 50), (257, 40), (258, 16), (259, 1)]
+    tags = [*sizes, (262, 1), (273, 134), (277, 1), (278, 40), (279, len(pixels)), (339, 2)]
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    with pytest.raises(DataError) as caught:
+        check_image(b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + pixels, "x")
+    assert caught.value.remedy == "scale them to 0..255 and write a PNG"
+
+
 @pytest.mark.parametrize("bits", [16, 32])
 def test_only_16_bits_of_a_tiff_are_read(bits: int) -> None:
     """Where 32 bits are used is not known: their upper 8 would mostly be black, their lower 16 mostly white."""

@@ -56,6 +56,7 @@ _PNG_MARKS = (b"Raw profile type exif", b"XML:com.adobe.xmp")  # names of texts 
 _OF_THE_SYSTEM = (errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _PIXELS_UNDECODED = 2**26  # larger ones are decoded, so that Pillow's guard against bombs of pixels sees them
 _REMEDY = "fetch or convert it again, or leave it out"
+_SIGNED = 2  # of the tag SampleFormat (TIFF 6.0, section 19)
 _SCALE_REMEDY = "scale them to 0..255 and write a PNG"
 _JPEG_QUALITY = 95
 _PNG_LEVEL = 1  # the quickest, for it is done at each reading
@@ -262,6 +263,8 @@ def _convert(image: Image.Image, encoded: bytes, turn: int) -> EncodedImage:
         image = image.transpose(_TURNS[left]) if left != 1 else image
     if image.mode == "I" and kind == "TIFF" and _tiff_depth(image) > 16:
         raise _RefusedError("is a TIFF of integers of 32 bits", _SCALE_REMEDY)
+    if image.mode.startswith("I") and kind == "TIFF" and _find_most(image, ExifTags.Base.SampleFormat) == _SIGNED:
+        raise _RefusedError("is a TIFF of numbers with a sign", _SCALE_REMEDY)
     if image.mode.startswith("I") or (kind == "PNG" and _png_depth(encoded) == 16):
         fixes.append(DEPTH_FIX)
         is_negative = kind == "TIFF" and image.getexif().get(ExifTags.Base.PhotometricInterpretation) == 0
@@ -315,8 +318,13 @@ def _png_depth(encoded: bytes) -> int:
 
 def _tiff_depth(image: Image.Image) -> int:
     """Return the most bits of a sample of a TIFF that is open."""
-    bits = image.getexif().get(ExifTags.Base.BitsPerSample, 1)
-    return max(bits) if isinstance(bits, tuple) else int(bits)
+    return _find_most(image, ExifTags.Base.BitsPerSample)
+
+
+def _find_most(image: Image.Image, tag: ExifTags.Base) -> int:
+    """Return the value of a tag of a TIFF that is open, the largest of those of its channels, or 1, its default."""
+    values = image.getexif().get(tag, 1)
+    return max(values) if isinstance(values, tuple) else int(values)
 
 
 def _refuse(place: object, fault: str, remedy: str) -> BadImageError:
