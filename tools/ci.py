@@ -155,6 +155,8 @@ def main(
     Raises:
         CiError: REAL_DATA names no folder, or git lists no files.
     """
+    # A shell's background ignores it, and so would the sessions: the one that hangs could not be interrupted.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # By session and part, of which most lanes have one without a name.
     fingerprints = {
         (lane.session, part): compute_fingerprint(root, replace(lane, paths=paths), environ)
