@@ -102,6 +102,7 @@ def broadcast_everything(communicator: Communicator) -> dict[str, Any]:
     special = tf.constant([-0.0, np.nan, np.inf, 1e-45, rank], tf.float32)
     types = [tf.constant([rank, 3], kind) for kind in (tf.int64, tf.float64, tf.uint8, tf.int32, tf.float16)]
     refuse(ValueError, lambda: communicator.broadcast([special], root=communicator.size))
+    assert communicator.broadcast([]) == []
     return {
         "from_first": communicator.broadcast([*make_tensors(rank), special, *types, tf.constant([rank == 0])]),
         "from_last": communicator.broadcast([*make_tensors(rank), special], root=communicator.size - 1),

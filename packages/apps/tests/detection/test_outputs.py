@@ -138,7 +138,7 @@ def test_an_integer_is_an_id_and_a_text_first_a_name() -> None:
     ]
     for given, labels in cases:
         assert find_labels(given, digits) == frozenset(labels)
-    strangers: list[Any] = [-1, [np.int64(-1)], True, [True]]
+    strangers: list[Any] = [-1, [np.int64(-1)], True, [True], 7.5, [None]]
     for unknown in strangers:
         with pytest.raises(FlagError) as refused:
             find_labels(unknown, digits)

@@ -7,7 +7,7 @@ import difflib
 import html
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -261,7 +261,7 @@ def find_labels(classes: str | int | Sequence[str | int], categories: Sequence[C
         FlagError: a class is none of the detector's.
     """
     labels = set[int]()
-    for given in [classes] if isinstance(classes, str | bytes | int | np.integer) else classes:
+    for given in [classes] if isinstance(classes, str | bytes) or not isinstance(classes, Iterable) else classes:
         text, names = str(given), [] if isinstance(given, int | np.integer) else [one.name for one in categories]
         named = {label for label, name in enumerate(names, 1) if name == text}  # bools are ints and no ids
         found = named or {label for label, one in enumerate(categories, 1) if str(one.id) == text}

@@ -56,6 +56,8 @@ class CollectiveCommunicator:
 
         check_root(root, self.size)
         arrays = [np.asarray(tensor) for tensor in tensors]
+        if not arrays:
+            return []
         content = b"".join(array.tobytes() for array in arrays)
         (received,) = self._exchange([content if self.rank == root else b""], len(content))
         parts = np.split(received, np.cumsum([array.nbytes for array in arrays])[:-1])
