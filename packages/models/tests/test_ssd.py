@@ -64,6 +64,22 @@ def test_number_of_trainable_parameters(detector: Callable[[int], Any]) -> None:
     assert count_trainable(detector(34)) == stem + stage1 + stage2 + stage3 + extras + heads == 19_972_534
 
 
+def test_a_narrow_detector_has_a_share_of_the_filters_of_all_layers_but_its_heads() -> None:
+    model = build_ssd(5, depth=18, width=0.25)
+    layers = ("conv1", "stage1_block1_conv1", "stage2_block1_shortcut", "stage3_block2_conv2")
+    assert [model.get_layer(name).filters for name in layers] == [16, 16, 32, 64]
+    extras = [[model.get_layer(f"extra{n}_conv{each}").filters for each in (1, 2)] for n in (1, 3, 5)]
+    assert extras == [[64, 128], [32, 64], [32, 64]]
+    assert model.get_layer("class_head2").filters == 6 * 5
+    assert model.output_shape == ((None, 8732, 5), (None, 8732, 4))
+
+
+@pytest.mark.parametrize("width", [0, -0.5, 1.5, float("nan")])
+def test_widths_that_do_not_exist_are_refused(width: float) -> None:
+    with pytest.raises(ValueError, match="width is"):
+        build_ssd(5, depth=18, width=width)
+
+
 @pytest.mark.costly
 @pytest.mark.parametrize("pool_padding", ["same", "symmetric"])
 @pytest.mark.parametrize(("spec", "cells"), [(SSD300, 38), (SSD512, 64)])

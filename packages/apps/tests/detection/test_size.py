@@ -7,12 +7,12 @@ from gaudi_models.architectures import SSDArchitecture, measure_ssd
 
 @pytest.mark.costly
 @pytest.mark.parametrize(
-    "architecture", [SSDArchitecture(), SSDArchitecture("resnet18", 512), SSDArchitecture("resnet50", 300)]
+    "architecture", [SSDArchitecture(), SSDArchitecture("resnet18_quarter", 512), SSDArchitecture("resnet50", 300)]
 )
 def test_parameters_are_those_of_the_network(architecture: SSDArchitecture) -> None:
     from gaudi_models.ssd import build_ssd
 
-    model = build_ssd(4, depth=architecture.depth, spec=architecture.spec)
+    model = build_ssd(4, depth=architecture.depth, width=architecture.width, spec=architecture.spec)
     counted = sum(variable.shape.num_elements() for variable in model.trainable_variables)
     assert measure_ssd(3, architecture)[0] == counted
 

@@ -42,8 +42,6 @@ SSD_EXTRA_LEVELS: ExtraLevels = (
 # Down to a cell of 512 pixels; the published last level has a 4x4 filter, with the same cell.
 SSD512_EXTRA_LEVELS: ExtraLevels = (*SSD_EXTRA_LEVELS[:3], *3 * ((128, 256, 2, True),))
 
-SSD_BACKBONES: Mapping[str, int] = {f"resnet{depth}": depth for depth in (18, 34, 50)}
-
 
 @dataclass(frozen=True)
 class Architecture:
@@ -53,11 +51,22 @@ class Architecture:
         depth: layers with weights.
         cardinality: groups of the 3x3 convolutions; above 1 it is a ResNeXt.
         padding: of the original program.
+        width: share of the published filters that each layer has, above 0 and up to 1: the width multiplier of Howard
+            et al., https://arxiv.org/abs/1704.04861, section 3.3.
     """
 
     depth: int
     cardinality: int = 1
     padding: Padding = "symmetric_stem"
+    width: float = 1.0
+
+
+SSD_BACKBONES: Mapping[str, Architecture] = {
+    **{f"resnet{depth}": Architecture(depth) for depth in (18, 34, 50)},
+    "resnet18_half": Architecture(18, width=1 / 2),
+    "resnet18_quarter": Architecture(18, width=1 / 4),
+}
+"""The backbones of `gaudi_models.build_ssd` by their names; the levels after a narrow one are as narrow."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,7 @@ class SSDArchitecture:
     """The network of a detector by its names, as its checkpoints and exports have them.
 
     Attributes:
-        backbone: ``"resnet18"``, ``"resnet34"`` or ``"resnet50"``.
+        backbone: of `SSD_BACKBONES`.
         image_size: side of the images in pixels, 300 or 512.
 
     Raises:
@@ -87,7 +96,12 @@ class SSDArchitecture:
     @property
     def depth(self) -> int:
         """Return the depth of the backbone."""
-        return SSD_BACKBONES[self.backbone]
+        return SSD_BACKBONES[self.backbone].depth
+
+    @property
+    def width(self) -> float:
+        """Return the share of the published filters that each layer has but the heads."""
+        return SSD_BACKBONES[self.backbone].width
 
     @property
     def spec(self) -> DefaultBoxSpec:
@@ -142,6 +156,11 @@ CLASSIFIERS = (*RESNETS, *APPLICATIONS)
 _Convolutions: TypeAlias = Sequence[tuple[Unit, int, int]]
 
 
+def scale_filters(filters: int, width: float) -> int:
+    """Return the filters of a layer of a network of some width, see `Architecture`; at least one."""
+    return max(1, round(filters * width))
+
+
 def list_units(depth: int, filters: int, stride: int, cardinality: int = 1) -> tuple[Unit, ...]:
     """List the convolutions of a block on its main path, in their order."""
     if depth < BOTTLENECK_DEPTH:
@@ -162,14 +181,15 @@ def _list_blocks(
     architecture: Architecture, image_size: int, stage_strides: Sequence[int] = (1, 2, 2, 2)
 ) -> Iterator[_Convolutions]:
     """Yield the convolutions of the stem, then of each block, as `list_convolutions` does."""
-    side = -(-image_size // 2)
-    yield [(Unit(STEM_FILTERS, 7, 2), 3, side)]
-    side, channels = -(-side // 2), STEM_FILTERS
+    side, channels = -(-image_size // 2), scale_filters(STEM_FILTERS, architecture.width)
+    yield [(Unit(channels, 7, 2), 3, side)]
+    side = -(-side // 2)
     stages = zip(STAGE_BLOCKS[architecture.depth], STAGE_FILTERS, stage_strides, strict=False)
     for blocks, filters, stage_stride in stages:
         for block in range(blocks):
             stride = stage_stride if block == 0 else 1
-            units = list_units(architecture.depth, filters, stride, architecture.cardinality)
+            scaled = scale_filters(filters, architecture.width)
+            units = list_units(architecture.depth, scaled, stride, architecture.cardinality)
             out, convolutions = units[-1].filters, []
             if stride > 1 or channels != out:
                 convolutions.append((Unit(out, 1, stride), channels, -(-side // stride)))
@@ -260,9 +280,13 @@ def _count_kept(blocks: Sequence[_Convolutions], *, recompute: bool) -> int:
     return max(kept) + sum(channels * side**2 for channels, side in begins)
 
 
-def list_extra_levels(spec: DefaultBoxSpec) -> ExtraLevels:
+def list_extra_levels(spec: DefaultBoxSpec, width: float = 1.0) -> ExtraLevels:
     """List the levels after the backbone for default boxes: filters of the 1x1 and the 3x3, its stride, if it pads."""
-    return SSD512_EXTRA_LEVELS if spec.image_size == SSD512.image_size else SSD_EXTRA_LEVELS
+    levels = SSD512_EXTRA_LEVELS if spec.image_size == SSD512.image_size else SSD_EXTRA_LEVELS
+    return tuple(
+        (scale_filters(narrow, width), scale_filters(wide, width), stride, pads)
+        for narrow, wide, stride, pads in levels
+    )
 
 
 def measure_ssd(
@@ -275,7 +299,7 @@ def measure_ssd(
     """
     architecture = architecture or SSDArchitecture()
     backbone, others = _list_ssd_convolutions(num_classes, architecture)
-    blocks = _list_blocks(RESNETS[architecture.backbone], architecture.spec.image_size, SSD_STAGE_STRIDES)
+    blocks = _list_blocks(SSD_BACKBONES[architecture.backbone], architecture.spec.image_size, SSD_STAGE_STRIDES)
     return _list_tensors(backbone, others).parameters, _count_kept([*blocks, others], recompute=recompute)
 
 
@@ -290,12 +314,12 @@ def list_ssd_tensors(
 def _list_ssd_convolutions(num_classes: int, architecture: SSDArchitecture) -> tuple[_Convolutions, _Convolutions]:
     """Return the convolutions of a detector's backbone, and the others, as `list_convolutions` does."""
     spec = architecture.spec
-    backbone = list(list_convolutions(RESNETS[architecture.backbone], spec.image_size, SSD_STAGE_STRIDES))
+    backbone = list(list_convolutions(SSD_BACKBONES[architecture.backbone], spec.image_size, SSD_STAGE_STRIDES))
     others: list[tuple[Unit, int, int]] = []
     last, _, side = backbone[-1]
     channels = last.filters
     levels = [(channels, side)]
-    for reduced, filters, stride, pads in list_extra_levels(spec):
+    for reduced, filters, stride, pads in list_extra_levels(spec, architecture.width):
         others.append((Unit(reduced, 1), channels, side))
         side, channels = -(-side // stride) if pads else side - 2, filters
         others.append((Unit(filters, 3, stride), reduced, side))

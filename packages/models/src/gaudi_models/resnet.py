@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gaudi_models.architectures import STAGE_BLOCKS, STAGE_FILTERS, STEM_FILTERS, Unit, list_units
+from gaudi_models.architectures import (
+    STAGE_BLOCKS,
+    STAGE_FILTERS,
+    STEM_FILTERS,
+    Unit,
+    list_units,
+    scale_filters,
+)
 from gaudi_models.layers import Convolution2D, make_batch_norm
 from gaudi_models.padding import Padding, Sides, find_rule
 from gaudi_ops.errors import require_choice
@@ -37,9 +44,10 @@ class ResNetBackbone:
         implementation: of grouped convolutions, see `gaudi_ops.tf.grouped_conv2d`.
         reduce_statistics: of batch norms over several devices, see `gaudi_ops.tf.synchronized_batch_norm`; None: each
             device by itself. Variables are the same.
+        width: see `gaudi_models.architectures.Architecture`.
 
     Raises:
-        ValueError: for a depth, a number of stages, a padding or a cardinality that does not exist.
+        ValueError: for a depth, a number of stages, a padding, a cardinality or a width that does not exist.
     """
 
     depth: int = 34
@@ -51,12 +59,16 @@ class ResNetBackbone:
     momentum: float = BATCH_NORM_MOMENTUM
     implementation: Implementation = "auto"
     reduce_statistics: ReduceStatistics | None = None
+    width: float = 1.0
 
     def __post_init__(self) -> None:
         require_choice("depth", self.depth, STAGE_BLOCKS)
         if not 1 <= len(self.stage_strides) <= len(STAGE_FILTERS):
             raise ValueError(f"stage_strides has {len(self.stage_strides)} entries; use 1 to {len(STAGE_FILTERS)}")
-        grouped = [unit for unit in list_units(self.depth, STAGE_FILTERS[0], 1, self.cardinality) if unit.groups > 1]
+        if not 0 < self.width <= 1:
+            raise ValueError(f"width is {self.width}; use a share of the filters, above 0 and up to 1")
+        filters = scale_filters(STAGE_FILTERS[0], self.width)
+        grouped = [unit for unit in list_units(self.depth, filters, 1, self.cardinality) if unit.groups > 1]
         if self.cardinality != 1 and not grouped:
             raise ValueError(f"cardinality is {self.cardinality}; basic blocks have no groups, so use 1")
         if any(unit.filters % unit.groups for unit in grouped):
@@ -66,7 +78,7 @@ class ResNetBackbone:
     def __call__(self, images: Any) -> Any:
         """Build features [batch, height / s, width / s, filters] of images [batch, height, width, 3]."""
         rule = find_rule(self.padding)
-        x = self._convolve(images, Unit(STEM_FILTERS, 7, 2), rule["stem"], "conv1")
+        x = self._convolve(images, Unit(scale_filters(STEM_FILTERS, self.width), 7, 2), rule["stem"], "conv1")
         x = keras.layers.ReLU(name="conv1_relu", dtype=self.dtype)(self._normalize(x, "conv1_bn"))
         if rule["pool"] == "symmetric":
             # Zeros are no larger than what follows a ReLU, so they stand for the border that PyTorch ignores.
@@ -74,9 +86,10 @@ class ResNetBackbone:
         padding = "valid" if rule["pool"] == "symmetric" else "same"
         x = keras.layers.MaxPooling2D(3, 2, padding=padding, name="pool", dtype=self.dtype)(x)
         for stage, stride in enumerate(self.stage_strides):
+            filters = scale_filters(STAGE_FILTERS[stage], self.width)
             for block in range(STAGE_BLOCKS[self.depth][stage]):
                 name = f"stage{stage + 1}_block{block + 1}"
-                x = self._block(x, STAGE_FILTERS[stage], stride if block == 0 else 1, name)
+                x = self._block(x, filters, stride if block == 0 else 1, name)
         return x
 
     def _convolve(self, x: Any, unit: Unit, sides: Sides, name: str) -> Any:

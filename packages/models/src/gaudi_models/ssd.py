@@ -22,6 +22,7 @@ def build_ssd(
     num_classes: int,
     *,
     depth: int = 34,
+    width: float = 1.0,
     spec: DefaultBoxSpec = SSD300,
     pool_padding: PoolPadding = "same",
     dtype: str = "float32",
@@ -32,6 +33,7 @@ def build_ssd(
     Args:
         num_classes: classes with the background, 81 for COCO.
         depth: of the ResNet backbone: 18, 34 or 50; see `gaudi_models.architectures.SSDArchitecture`.
+        width: share of the published filters that the backbone and the levels after it have, above 0 and up to 1.
         spec: default boxes, and the size of the images: ``SSD300`` or ``SSD512``, whose network has a level more.
         pool_padding: of the pooling and of the levels after the backbone; ``"same"`` as TensorFlow, ``"symmetric"`` as
             torchvision and MXNet.
@@ -44,16 +46,18 @@ def build_ssd(
         `gaudi_ops.default_boxes`. With ``SSD512``, images are of 512 pixels, and rows are 24564.
 
     Raises:
-        ValueError: if there are fewer than 2 classes, ``pool_padding`` is neither, or the levels' sizes are not those
-            of ``spec``.
+        ValueError: if there are fewer than 2 classes, ``pool_padding`` is neither, the width is none, or the levels'
+            sizes are not those of ``spec``.
     """
     require_choice("pool_padding", pool_padding, SSD_PADDINGS)
     if num_classes < 2:
         raise ValueError(f"num_classes is {num_classes}; it counts the background, so use at least 2")
     images = keras.Input([spec.image_size, spec.image_size, 3], name="images")
     padding = SSD_PADDINGS[pool_padding]
-    backbone = ResNetBackbone(depth, SSD_STAGE_STRIDES, padding, dtype, reduce_statistics=reduce_statistics)
-    levels = _feature_levels(backbone(images), list_extra_levels(spec), pool_padding, dtype)
+    backbone = ResNetBackbone(
+        depth, SSD_STAGE_STRIDES, padding, dtype, reduce_statistics=reduce_statistics, width=width
+    )
+    levels = _feature_levels(backbone(images), list_extra_levels(spec, width), pool_padding, dtype)
     sizes = tuple(level.shape[1] for level in levels)
     if sizes != spec.feature_sizes:
         raise ValueError(f"the network has levels of {sizes} cells and the default boxes {spec.feature_sizes}")

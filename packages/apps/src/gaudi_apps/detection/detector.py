@@ -110,6 +110,7 @@ class SSDTask(KerasTask):
         model = build_ssd(
             num_classes,
             depth=architecture.depth,
+            width=architecture.width,
             spec=architecture.spec,
             dtype=keras_policy,
             pool_padding=pool_padding,
@@ -185,6 +186,7 @@ class Detector:
         model = build_ssd(
             len(metadata.classes) + 1,
             depth=architecture.depth,
+            width=architecture.width,
             spec=architecture.spec,
             pool_padding=weights.pool_padding,
         )
