@@ -72,7 +72,8 @@ def trained_on_blood_cells(blood_cells: Path, tmp_path_factory: pytest.TempPathF
     instructions = set(Path("/proc/cpuinfo").read_text().split())
     model_dir = tmp_path_factory.mktemp("blood_cells") / "run"
     schedule = ["--batch_size", "4", "--steps", "12", "--base_lr", "0.016", "--lr_warmup_steps", "4"]
-    schedule += ["--backbone", "resnet18", *([] if {"amx_bf16", "avx512_bf16"} & instructions else ["--dtype", "fp32"])]
+    schedule += ["--backbone", "resnet18_quarter"]
+    schedule += [] if {"amx_bf16", "avx512_bf16"} & instructions else ["--dtype", "fp32"]
     output = run_module("gaudi_apps.ssd_train", "--data_dir", blood_cells, "--model_dir", model_dir, *schedule)
     return Trained(blood_cells, model_dir, output)
 

@@ -119,7 +119,7 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "gaudi-datasets make-scenes --output_dir scenes --train 8 --val 2",
         f"{convert.format('train')} --output_dir records --split train",
         f"{convert.format('val')} --output_dir records --split val",
-        f"{run} --data_dir records --backbone resnet18 --batch_size 2 --steps 1 --no_evaluate",
+        f"{run} --data_dir records --backbone resnet18_quarter --batch_size 2 --steps 1 --no_evaluate",
         f"{run} --mode export --inference scenes/val",
     ):
         program, *arguments = shlex.split(command)

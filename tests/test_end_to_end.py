@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 # The smallest network of the program's own, for its size is not what is tested; bf16 is emulated by many processors.
-BATCH = ["--batch_size", "2", "--lr_warmup_steps", "2", "--backbone", "resnet18", "--dtype", "fp32"]
+BATCH = ["--batch_size", "2", "--lr_warmup_steps", "2", "--backbone", "resnet18_quarter", "--dtype", "fp32"]
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setenv("STEPS", "2")
     monkeypatch.setenv("IMAGES", "16")
-    monkeypatch.setenv("BACKBONE", "resnet18")
+    monkeypatch.setenv("BACKBONE", "resnet18_quarter")
     notebook = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": str(tmp_path)}}
     client = nbclient.NotebookClient(notebook, timeout=1200, kernel_name="python3", resources=resources)

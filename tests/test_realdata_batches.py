@@ -20,12 +20,17 @@ EVALUATED = 8
 
 
 @pytest.mark.parametrize(
-    ("trained", "images", "batch_sizes"),
-    [("trained_on_blood_cells", 72, (1, 4, 7)), ("trained_on_photographs", 57, (1, 5, 8))],
+    ("trained", "width", "images", "batch_sizes"),
+    [("trained_on_blood_cells", 0.25, 72, (1, 4, 7)), ("trained_on_photographs", 1.0, 57, (1, 5, 8))],
     ids=["blood_cells", "photographs"],
 )
 def test_figures_do_not_depend_on_the_batch_size(
-    request: pytest.FixtureRequest, tmp_path: Path, trained: str, images: int, batch_sizes: tuple[int, ...]
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    trained: str,
+    width: float,
+    images: int,
+    batch_sizes: tuple[int, ...],
 ) -> None:
     """They are those of one image at a time; other sizes divide the number of images, or leave some over.
 
@@ -41,7 +46,7 @@ def test_figures_do_not_depend_on_the_batch_size(
 
     run = request.getfixturevalue(trained)
     source = RecordSource(run.records, "val")
-    model = build_ssd(len(source.categories) + 1, depth=18)
+    model = build_ssd(len(source.categories) + 1, depth=18, width=width)
     tensors = CheckpointFolder(run.model_dir / "checkpoints").load_newest().tensors
     for variable in model.variables:
         variable.assign(tensors[variable.name.removesuffix(":0")])
