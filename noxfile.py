@@ -42,8 +42,8 @@ EXTRAS = {
 TRACKERS = "mlflow,wandb"
 TRACKER_TESTS = "packages/apps/tests/classification/test_loggers.py"
 
-# `make test` leaves out `costly`, over a second of a processor, and `slow`: whole trainings, exports, programs of their
-# own, and what the root has of both. The session `slow` runs both. The lanes of versions run all but `slow`.
+# `make test` leaves out tests that are marked `costly`, of over a second of a processor, or `slow`: whole trainings,
+# exports and programs of their own. The session `slow` runs both. The lanes of versions run the `costly` ones, too.
 QUICK = ("-m", "not slow and not costly and not realdata")
 # The lanes of versions share the tests of the programs in CI, unless CI_FULL asks for all: the newest train, and the
 # oldest read flags, detect, and run MXNet. Both test the four other packages whole.

@@ -17,7 +17,8 @@ from gaudi_apps.training.history import read_history
 pytestmark = pytest.mark.slow
 
 # Five images in batches of two: three steps an epoch, and int(.7 * 3) = 2 steps from checkpoint to checkpoint.
-FLAGS = {"backbone": "resnet18_quarter", "batch_size": 2, "dtype": "fp32", "lr_warmup_steps": 2, "save_checkpoints_epochs": 0.7}
+FLAGS = {"batch_size": 2, "dtype": "fp32", "lr_warmup_steps": 2, "save_checkpoints_epochs": 0.7}
+FLAGS |= {"backbone": "resnet18_quarter"}
 COMMON = [word for name, value in FLAGS.items() for word in (f"--{name}", str(value))]
 
 

@@ -98,8 +98,9 @@ EPOCHS, FEWEST_STEPS = 50, 800
 WARMUP_SHARE, MOST_WARMUP_STEPS = 0.18, 150
 # Images a second to plan with: of a processor with bf16, with AVX-512, and with neither, and of an accelerator.
 ASSUMED_SPEEDS = (4.5, 2.5, 0.5, 250.0)
-# What has time for few steps with ResNet-34 learns more with this backbone, which is so many times as fast.
-SHORT_BACKBONE, SHORT_SPEED = "resnet18", 2.1
+# What has time for few steps with ResNet-34 learns more with the first of these that has time for more, or with the
+# last. Each is about so many times as fast.
+SHORT_BACKBONES = (("resnet18", 2.1), ("resnet18_half", 6.0), ("resnet18_quarter", 15.0))
 # What has time for fewer steps than these makes more of them, of fewer images.
 FEWEST_OF_MINUTES, SMALLEST_BATCH = 200, 2
 
@@ -114,14 +115,16 @@ def choose_recipe(
     """
     wanted = 8 if host.device == "cpu" or images < 320 else 32
     own_batch, batch = choose_batch(config, given, wanted, workers)
-    speed, backbone = host.assume_speed(*ASSUMED_SPEEDS), str(config.network.backbone)
+    assumed, backbone = host.assume_speed(*ASSUMED_SPEEDS), str(config.network.backbone)
+    speed = assumed
     choose_length = partial(choose_steps, config, given, epochs=EPOCHS, fewest=FEWEST_STEPS)
     per_epoch = math.ceil(images / batch)
     length = choose_length(speed / batch, per_epoch)
     is_free = not ({"backbone", "weights"} & given or find_weights(backbone))
-    if config.recipe.minutes and is_free and int(length.value) < FEW_STEPS:
-        backbone, speed = SHORT_BACKBONE, SHORT_SPEED * speed
-        length = choose_length(speed / batch, per_epoch)
+    for smaller, times in SHORT_BACKBONES if config.recipe.minutes and is_free else ():
+        if int(length.value) < FEW_STEPS:
+            backbone, speed = smaller, times * assumed
+            length = choose_length(speed / batch, per_epoch)
     while config.recipe.minutes and int(length.value) < FEWEST_OF_MINUTES and wanted > SMALLEST_BATCH * workers:
         wanted //= 2
         own_batch, batch = choose_batch(config, given, wanted, workers)
