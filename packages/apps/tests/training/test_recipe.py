@@ -117,8 +117,16 @@ def test_a_detector_of_few_images_on_processors() -> None:
 def test_a_detector_of_little_time_has_a_small_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     one = Host("cpu", 1, has_bf16=True)
-    values = {flag: value for flag, value, _ in choose(minutes=5.0, host=one).choices}
-    assert (values["backbone"], values["steps"], values["zoom_in"]) == ("resnet18", 255, 0.8)
+    chosen = {}
+    for minutes in (2.0, 5.0, 10.0, 30.0):
+        values = {flag: value for flag, value, _ in choose(minutes=minutes, host=one).choices}
+        chosen[minutes] = (values["backbone"], values["steps"], values.get("zoom_in"))
+    assert chosen == {
+        2.0: ("resnet18_quarter", 683, 0.8),
+        5.0: ("resnet18_quarter", 1822, None),
+        10.0: ("resnet18_half", 1640, None),
+        30.0: ("resnet18", 1849, None),
+    }
     assert "resnet34" in choose(minutes=5.0, host=one).notes[0]
     assert choose(minutes=10.0, host=one).chooses("backbone")
     assert choose(minutes=10.0).chooses("backbone")
@@ -130,7 +138,7 @@ def test_a_detector_of_little_time_has_a_small_backbone(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(
     ("minutes", "workers", "batch", "steps"),
-    [(5.0, 1, 2, 113), (10.0, 1, 2, 255), (20.0, 1, 4, 269), (60.0, 1, 8, 418), (5.0, 2, 4, 56)],
+    [(2.0, 1, 2, 303), (5.0, 1, 4, 405), (10.0, 1, 4, 911), (60.0, 1, 8, 1194), (2.0, 2, 4, 151), (5.0, 2, 4, 405)],
 )
 def test_a_detector_of_little_time_makes_more_steps_of_fewer_images(
     minutes: float, workers: int, batch: int, steps: int

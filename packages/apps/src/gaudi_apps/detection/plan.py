@@ -101,8 +101,8 @@ ASSUMED_SPEEDS = (4.5, 2.5, 0.5, 250.0)
 # What has time for few steps with ResNet-34 learns more with the first of these that has time for more, or with the
 # last. Each is about so many times as fast.
 SHORT_BACKBONES = (("resnet18", 2.1), ("resnet18_half", 6.0), ("resnet18_quarter", 15.0))
-# What has time for fewer steps than these makes more of them, of fewer images.
-FEWEST_OF_MINUTES, SMALLEST_BATCH = 200, 2
+# What has time for fewer steps than these, by the images of a step, makes more of them, of half of the images.
+FEWEST_OF_MINUTES: Mapping[int, int] = {32: 200, 16: 200, 8: 500, 4: 200}
 
 
 def choose_recipe(
@@ -125,7 +125,7 @@ def choose_recipe(
         if int(length.value) < FEW_STEPS:
             backbone, speed = smaller, times * assumed
             length = choose_length(speed / batch, per_epoch)
-    while config.recipe.minutes and int(length.value) < FEWEST_OF_MINUTES and wanted > SMALLEST_BATCH * workers:
+    while config.recipe.minutes and int(length.value) < FEWEST_OF_MINUTES.get(wanted, 0) and wanted >= 4 * workers:
         wanted //= 2
         own_batch, batch = choose_batch(config, given, wanted, workers)
         per_epoch = math.ceil(images / batch)
