@@ -13,6 +13,7 @@ def build_small_ssd(
     num_classes: int,
     *,
     depth: int = 34,
+    width: float = 1.0,
     spec: Any = None,
     pool_padding: str = "same",
     dtype: str = "float32",
