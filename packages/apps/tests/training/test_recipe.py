@@ -127,7 +127,10 @@ def test_a_detector_of_little_time_has_a_small_backbone(tmp_path: Path, monkeypa
         10.0: ("resnet18_half", 1640, None),
         30.0: ("resnet18", 1849, None),
     }
-    assert "resnet34" in choose(minutes=5.0, host=one).notes[0]
+    assert choose(minutes=5.0, host=one).notes == ()  # nobody published weights of it
+    assert "fetch weights resnet18`" in choose(minutes=30.0, host=one).notes[0]
+    card = [(c.flag, c.value) for c in choose(minutes=0.1, images=5000, host=Host("gpu", 16, has_bf16=True)).choices]
+    assert ("backbone", "resnet18") in card
     assert choose(minutes=10.0, host=one).chooses("backbone")
     assert choose(minutes=10.0).chooses("backbone")
     assert not choose(minutes=40.0, host=one).chooses("backbone")
@@ -136,9 +139,40 @@ def test_a_detector_of_little_time_has_a_small_backbone(tmp_path: Path, monkeypa
     assert not choose("weights", minutes=5.0, host=one, weights="own.npz").chooses("backbone")
 
 
+@pytest.mark.parametrize("minutes", [2.0, 5.0, 10.0, 30.0])
+def test_to_name_the_backbone_that_is_chosen_changes_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    slow = Host("cpu", 1, has_bf16=False, has_avx512=False)
+    chosen = {flag: value for flag, value, _ in choose(minutes=minutes, host=slow).choices}
+    backbone = chosen.pop("backbone")
+    named = choose("backbone", minutes=minutes, host=slow, backbone=backbone)
+    assert {flag: value for flag, value, _ in named.choices} == chosen
+
+
+def test_fetched_weights_of_a_smaller_backbone_are_begun_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = WEIGHTS["resnet18"].files[0]
+    path = tmp_path / "weights" / file.name
+    path.parent.mkdir()
+    with path.open("wb") as whole:
+        whole.truncate(file.size)
+    values = {flag: value for flag, value, _ in choose(minutes=5.0, host=Host("cpu", 1, has_bf16=True)).choices}
+    assert (values["backbone"], values["weights"]) == ("resnet18", str(path))
+
+
 @pytest.mark.parametrize(
     ("minutes", "workers", "batch", "steps"),
-    [(2.0, 1, 2, 303), (5.0, 1, 4, 405), (10.0, 1, 4, 911), (60.0, 1, 8, 1194), (2.0, 2, 4, 151), (5.0, 2, 4, 405)],
+    [
+        (2.0, 1, 2, 303),
+        (5.0, 1, 4, 405),
+        (10.0, 1, 4, 911),
+        (60.0, 1, 8, 1194),
+        (2.0, 2, 4, 151),
+        (5.0, 2, 4, 405),
+        (5.0, 3, 3, 540),
+    ],
 )
 def test_a_detector_of_little_time_makes_more_steps_of_fewer_images(
     minutes: float, workers: int, batch: int, steps: int

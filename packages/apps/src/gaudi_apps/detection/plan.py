@@ -99,10 +99,11 @@ WARMUP_SHARE, MOST_WARMUP_STEPS = 0.18, 150
 # Images a second to plan with: of a processor with bf16, with AVX-512, and with neither, and of an accelerator.
 ASSUMED_SPEEDS = (4.5, 2.5, 0.5, 250.0)
 # What has time for few steps with ResNet-34 learns more with the first of these that has time for more, or with the
-# last. Each is about so many times as fast.
-SHORT_BACKBONES = (("resnet18", 2.1), ("resnet18_half", 6.0), ("resnet18_quarter", 15.0))
+# last; on an accelerator only with the first, for the speeds are of processors. Each is about so many times as fast.
+SHORT_BACKBONES: Mapping[str, float] = {"resnet18": 2.1, "resnet18_half": 6.0, "resnet18_quarter": 15.0}
 # What has time for fewer steps than these, by the images of a step, makes more of them, of half of the images.
 FEWEST_OF_MINUTES: Mapping[int, int] = {32: 200, 16: 200, 8: 500, 4: 200}
+SMALLEST_BATCH = 2
 
 
 def choose_recipe(
@@ -116,16 +117,18 @@ def choose_recipe(
     wanted = 8 if host.device == "cpu" or images < 320 else 32
     own_batch, batch = choose_batch(config, given, wanted, workers)
     assumed, backbone = host.assume_speed(*ASSUMED_SPEEDS), str(config.network.backbone)
-    speed = assumed
+    speed = assumed * SHORT_BACKBONES.get(backbone, 1.0)
     choose_length = partial(choose_steps, config, given, epochs=EPOCHS, fewest=FEWEST_STEPS)
     per_epoch = math.ceil(images / batch)
     length = choose_length(speed / batch, per_epoch)
-    is_free = not ({"backbone", "weights"} & given or find_weights(backbone))
-    for smaller, times in SHORT_BACKBONES if config.recipe.minutes and is_free else ():
-        if int(length.value) < FEW_STEPS:
-            backbone, speed = smaller, times * assumed
-            length = choose_length(speed / batch, per_epoch)
-    while config.recipe.minutes and int(length.value) < FEWEST_OF_MINUTES.get(wanted, 0) and wanted >= 4 * workers:
+    is_free = bool(config.recipe.minutes) and not {"backbone", "weights"} & given
+    for smaller, times in SHORT_BACKBONES.items():
+        if not is_free or int(length.value) >= FEW_STEPS or find_weights(backbone):
+            break
+        backbone, speed, is_free = smaller, assumed * times, host.device == "cpu"
+        length = choose_length(speed / batch, per_epoch)
+    fewest = FEWEST_OF_MINUTES if config.recipe.minutes else {}
+    while wanted > SMALLEST_BATCH * workers and int(length.value) < fewest.get(wanted, 0):
         wanted //= 2
         own_batch, batch = choose_batch(config, given, wanted, workers)
         per_epoch = math.ceil(images / batch)
@@ -152,8 +155,8 @@ def choose_recipe(
     notes = tuple[str, ...]()
     if fetched := find_weights(backbone):
         choices.append(Choice("weights", str(fetched), "of ImageNet, as they were fetched into this folder"))
-    elif not config.network.weights and config.network.backbone in WEIGHTS:
-        notes = (NO_WEIGHTS.format(config.network.backbone),)
+    elif not config.network.weights and backbone in WEIGHTS:
+        notes = (NO_WEIGHTS.format(backbone),)
     return Recipe(tuple(choices), given, notes, config.recipe.minutes)
 
 
