@@ -156,12 +156,17 @@ def format_number(value: float) -> str:
 
 
 def _find_processor() -> str:
+    """Name the processor; one that a virtual machine names without its series, by its family and model, too."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         text = ""
-    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
-    return found[1] if found else platform.machine()
+    name, family, model = (
+        re.search(rf"^{field}\s*: (.*)$", text, re.MULTILINE) for field in ("model name", "cpu family", "model")
+    )
+    if not (name and family and model) or any(letter.isdigit() for letter in name[1]):
+        return name[1] if name else platform.machine()
+    return f"{name[1]} of family {family[1]}, model {model[1]}"
 
 
 def _describe_others(details: Mapping[str, Any]) -> str:

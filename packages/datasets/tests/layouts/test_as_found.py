@@ -230,19 +230,34 @@ def test_xml_of_an_unknown_encoding_is_named(encoding: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("encoding", "name"),
-    [("gb2312", "猫"), ("GBK", "貓"), ("Shift_JIS", "ねこ"), ("euc-kr", "고양이"), ("windows-1251", "кот")],
+    ("declared", "encoding", "name"),
+    [
+        ("gb2312", "gb2312", "猫"),
+        ("gb2312", "gb18030", "貓㐀"),
+        ("GBK", "gbk", "貓"),
+        ("Big5", "big5", "貓"),
+        ("Shift_JIS", "shift_jis", "ねこ"),
+        ("Shift_JIS", "cp932", "①"),
+        ("Windows-31J", "cp932", "髙"),
+        ("iso-2022-jp", "iso2022_jp", "ねこ"),
+        ("euc-kr", "euc_kr", "고양이"),
+        ("euc-kr", "cp949", "똠"),
+        ("ms949", "cp949", "똠"),
+        ("windows-949", "cp949", "똠"),
+        ("windows-1251", "cp1251", "кот"),
+        ("gb2312", "utf-8-sig", "고양이"),
+    ],
 )
-def test_xml_in_the_encoding_of_a_country_is_read(encoding: str, name: str, tmp_path: Path) -> None:
+def test_xml_in_the_encoding_of_a_country_is_read(declared: str, encoding: str, name: str, tmp_path: Path) -> None:
     draw(tmp_path / "a.jpg")
     annotate(tmp_path / "a.xml")
-    head = f'<?xml version="1.0" encoding="{encoding}"?>'
+    head = f'<?xml version="1.0" encoding="{declared}"?>'
     text = (head + (tmp_path / "a.xml").read_text(encoding="utf-8").replace("ant<", f"{name}<")).encode(encoding)
     (tmp_path / "a.xml").write_bytes(text)
     coco, _ = read_boxes(tmp_path).sets[""]
     assert [category.name for category in coco.categories] == [name]
-    if encoding != "windows-1251":
-        (tmp_path / "a.xml").write_bytes(text.replace(name.encode(encoding), b"\xff\xff"))
+    if encoding != "cp1251":
+        (tmp_path / "a.xml").write_bytes(text.replace(b"<filename>", b"<filename>\x81 "))
         with pytest.raises(DataError) as error:
             read_boxes(tmp_path)
         assert error.value.remedy == "save it as UTF-8"

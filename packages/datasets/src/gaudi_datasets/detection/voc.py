@@ -24,8 +24,14 @@ IMAGE_FOLDER = "JPEGImages"
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _OF_OBJECT = ("name", "difficult", *(f"bndbox/{corner}" for corner in _CORNERS))
 _ENCODING = re.compile(rb"""<\?xml[^>]*?\sencoding\s*=\s*["']([A-Za-z][A-Za-z0-9._-]*)["']""")
-# In which China, Taiwan, Japan and Korea write, by Python's names; of the letters of other scripts expat knows all.
-_OF_SEVERAL_BYTES = ("gb2312", "gbk", "gb18030", "big5", "big5hkscs", "cp950", "shift_jis", "cp932", "euc_jp", "euc_kr")
+# In which China, Taiwan, Japan and Korea write, which expat does not know, with Python's names of what reads it: for
+# some a superset, for Windows writes letters of its own under the name of a standard, too (WHATWG, Encoding).
+_READERS: Mapping[str, str] = {
+    **{name: name for name in ("gb18030", "big5", "big5hkscs", "cp950", "cp932", "euc_jp", "iso2022_jp", "cp949")},
+    **dict.fromkeys(("gb2312", "gbk"), "gb18030"),
+    **dict.fromkeys(("shift_jis", "windows-31j"), "cp932"),
+    **dict.fromkeys(("euc_kr", "windows-949"), "cp949"),
+}
 _ENDING = re.compile(r"\.(jpe?g|png|xml|bmp|webp|tiff?)$", re.IGNORECASE)
 
 
@@ -252,10 +258,16 @@ def parse_xml(path: Path) -> Element:
 
 
 def _decode(content: bytes) -> str | bytes:
-    """Decode an XML file in characters of several bytes, which expat does not know; return any other as it is."""
+    """Decode an XML file in characters of several bytes, which expat does not know; return any other as it is.
+
+    A byte order mark of UTF-8 says more than a declaration that was left as it was when an editor wrote the file anew.
+    """
+    if content.startswith(codecs.BOM_UTF8):
+        return content.decode("utf-8-sig")
     declared = _ENCODING.match(content)
-    name = codecs.lookup(declared[1].decode()).name if declared else ""
-    return content.decode(name) if name in _OF_SEVERAL_BYTES else content
+    name = declared[1].decode().lower() if declared else "utf-8"
+    reader = _READERS.get(name) or _READERS.get(codecs.lookup(name).name)
+    return content.decode(reader) if reader else content
 
 
 def read_annotation(path: Path) -> VocAnnotation:
