@@ -98,8 +98,9 @@ EPOCHS, FEWEST_STEPS = 50, 800
 WARMUP_SHARE, MOST_WARMUP_STEPS = 0.18, 150
 # Images a second to plan with: of a processor with bf16, with AVX-512, and with neither, and of an accelerator.
 ASSUMED_SPEEDS = (4.5, 2.5, 0.5, 250.0)
-# What has time for few steps with ResNet-34 learns more with the first of these that has time for more, or with the
-# last; on an accelerator only with the first, for the speeds are of processors. Each is about so many times as fast.
+# What has time for few steps with ResNet-34 learns more with the first of these that has time for enough, or with the
+# last. Each is about so many times as fast on processors; on accelerators only the first was tried, with fewer steps.
+ENOUGH_STEPS = 3000
 SHORT_BACKBONES: Mapping[str, float] = {"resnet18": 2.1, "resnet18_half": 6.0, "resnet18_quarter": 15.0}
 # What has time for fewer steps than these, by the images of a step, makes more of them, of half of the images.
 FEWEST_OF_MINUTES: Mapping[int, int] = {32: 200, 16: 200, 8: 500, 4: 200}
@@ -114,7 +115,8 @@ def choose_recipe(
     The rate was found on BCCD: .024 for 8 images a step; it grows with the square root of the batch. With few steps, a
     network learns more from fewer images a step, and from crops that show most of an image. See detector_options.md.
     """
-    wanted = 8 if host.device == "cpu" or images < 320 else 32
+    on_cpu = host.device == "cpu"
+    wanted = 8 if on_cpu or images < 320 else 32
     own_batch, batch = choose_batch(config, given, wanted, workers)
     assumed, backbone = host.assume_speed(*ASSUMED_SPEEDS), str(config.network.backbone)
     speed = assumed * SHORT_BACKBONES.get(backbone, 1.0)
@@ -123,9 +125,10 @@ def choose_recipe(
     length = choose_length(speed / batch, per_epoch)
     is_free = bool(config.recipe.minutes) and not {"backbone", "weights"} & given
     for smaller, times in SHORT_BACKBONES.items():
-        if not is_free or int(length.value) >= FEW_STEPS or find_weights(backbone):
+        enough = int(length.value) >= (ENOUGH_STEPS if on_cpu else FEW_STEPS)
+        if not is_free or enough or find_weights(backbone):
             break
-        backbone, speed, is_free = smaller, assumed * times, host.device == "cpu"
+        backbone, speed, is_free = smaller, assumed * times, on_cpu
         length = choose_length(speed / batch, per_epoch)
     fewest = FEWEST_OF_MINUTES if config.recipe.minutes else {}
     while wanted > SMALLEST_BATCH * workers and int(length.value) < fewest.get(wanted, 0):
