@@ -102,13 +102,12 @@ def choose(*given_flags: str, images: int = 205, host: Host = CPU, validates: bo
 
 
 def test_a_detector_of_few_images_on_processors() -> None:
-    values = {flag: value for flag, value, _ in choose("backbone", minutes=10.0, backbone="resnet34").choices}
-    assert values["steps"] == 546
+    values = {flag: value for flag, value, _ in choose("steps", steps=546).choices}
     assert (values["batch_size"], values["base_lr"], values["lr_warmup_steps"]) == (8, 0.096, 98)
     assert (values["lr_schedule"], values["ema_decay"], values["dtype"]) == ("cosine", 0.995, "bf16")
     assert (values["zoom_in"], values["box_weight"], values["box_voting"]) == (0.8, 2.0, True)
     assert (values["save_checkpoints_minutes"], values["save_checkpoints_steps"]) == (10.0, 546)
-    config = replace_flags(SSDConfig(), values)
+    config = replace_flags(SSDConfig(), {"steps": 546, **values})
     plan = make_plan(config, 205)
     assert (plan.total_steps, plan.warmup_steps, plan.evaluation_steps) == (546, 98, 69)
     assert plan.peak_learning_rate == pytest.approx(0.024)
@@ -121,12 +120,12 @@ def test_a_detector_of_little_time_has_a_small_backbone(tmp_path: Path, monkeypa
     chosen = {}
     for minutes in (2.0, 10.0, 20.0, 60.0):
         values = {flag: value for flag, value, _ in choose(minutes=minutes, host=one).choices}
-        chosen[minutes] = (values["backbone"], values["steps"], values.get("zoom_in"))
+        chosen[minutes] = (values["backbone"], values["steps"], values["batch_size"])
     assert chosen == {
-        2.0: ("resnet18_quarter", 683, 0.8),
-        10.0: ("resnet18_quarter", 4100, None),
-        20.0: ("resnet18_half", 3462, None),
-        60.0: ("resnet18", 3763, None),
+        2.0: ("resnet18_quarter", 2733, 2),
+        10.0: ("resnet18_quarter", 4100, 8),
+        20.0: ("resnet18_half", 3462, 8),
+        60.0: ("resnet18", 3763, 8),
     }
     assert choose(minutes=5.0, host=one).notes == ()  # nobody published weights of it
     assert "fetch weights resnet18`" in choose(minutes=60.0, host=one).notes[0]
@@ -168,8 +167,9 @@ def test_fetched_weights_of_a_smaller_backbone_are_begun_with(tmp_path: Path, mo
     ("minutes", "workers", "batch", "steps"),
     [
         (2.0, 1, 2, 303),
-        (5.0, 1, 4, 405),
-        (10.0, 1, 4, 911),
+        (5.0, 1, 2, 810),
+        (10.0, 1, 2, 1822),
+        (20.0, 1, 4, 1923),
         (60.0, 1, 8, 2986),
         (2.0, 2, 4, 151),
         (5.0, 2, 4, 405),

@@ -103,7 +103,7 @@ ASSUMED_SPEEDS = (4.5, 2.5, 0.5, 250.0)
 ENOUGH_STEPS = 3000
 SHORT_BACKBONES: Mapping[str, float] = {"resnet18": 2.1, "resnet18_half": 6.0, "resnet18_quarter": 15.0}
 # What has time for fewer steps than these, by the images of a step, makes more of them, of half of the images.
-FEWEST_OF_MINUTES: Mapping[int, int] = {32: 200, 16: 200, 8: 500, 4: 200}
+FEWEST_OF_MINUTES: Mapping[int, int] = {32: 200, 16: 200, 8: 1000, 4: 1500}
 SMALLEST_BATCH = 2
 
 
