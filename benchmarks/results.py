@@ -156,17 +156,23 @@ def format_number(value: float) -> str:
 
 
 def _find_processor() -> str:
-    """Name the processor; one that a virtual machine names without its series, by its family and model, too."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         text = ""
-    name, family, model = (
-        re.search(rf"^{field}\s*: (.*)$", text, re.MULTILINE) for field in ("model name", "cpu family", "model")
-    )
-    if not (name and family and model) or any(letter.isdigit() for letter in name[1]):
-        return name[1] if name else platform.machine()
-    return f"{name[1]} of family {family[1]}, model {model[1]}"
+    return find_processor_name(text) or platform.machine()
+
+
+def find_processor_name(cpuinfo: str) -> str:
+    """Find the name of a processor in /proc/cpuinfo; of a name without a number, family and model stand beside it.
+
+    Virtual machines name processors of several generations "AMD EPYC", or by a clock alone.
+    """
+    fields = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", cpuinfo, re.MULTILINE))
+    name = re.sub(r"(?: CPU)? @ .*Hz", "", fields.get("model name", ""))
+    if {"cpu family", "model"} <= fields.keys() and not any(letter.isdigit() for letter in name):
+        return f"{name} of family {fields['cpu family']}, model {fields['model']}"
+    return name
 
 
 def _describe_others(details: Mapping[str, Any]) -> str:

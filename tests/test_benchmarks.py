@@ -23,6 +23,7 @@ from benchmarks.results import (  # noqa: E402
     Outcome,
     compare_with,
     describe_machine,
+    find_processor_name,
     format_results,
     list_rows,
     read_earlier,
@@ -212,6 +213,19 @@ def test_the_machine_is_described() -> None:
     machine = describe_machine()
     assert " processors, " in machine["machine"]
     assert "numpy " in machine["versions"]
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "found"),
+    [
+        (17, "AMD EPYC", "AMD EPYC of family 6, model 17"),
+        (1, "AMD EPYC 7763 64-Core Processor", "AMD EPYC 7763 64-Core Processor"),
+        (79, "Intel(R) Xeon(R) CPU @ 2.20GHz", "Intel(R) Xeon(R) of family 6, model 79"),
+    ],
+)
+def test_processors_of_one_name_are_told_apart(model: int, name: str, found: str) -> None:
+    assert find_processor_name(f"cpu family\t: 6\nmodel\t\t: {model}\nmodel name\t: {name}\n") == found
+    assert find_processor_name("CPU architecture: 8\n") == ""
 
 
 def test_committed_results_can_be_compared_with() -> None:

@@ -140,6 +140,12 @@ def test_a_detector_of_little_time_has_a_small_backbone(tmp_path: Path, monkeypa
     assert not choose("weights", minutes=5.0, host=one, weights="own.npz").chooses("backbone")
 
 
+def test_the_batch_that_is_given_does_not_choose_the_backbone() -> None:
+    pair = Host("cpu", 2, has_bf16=True)
+    chosen = [choose("batch_size", minutes=20.0, batch_size=size, host=pair).choices for size in (1, 2, 8, 32)]
+    assert {choice.value for choices in chosen for choice in choices if choice.flag == "backbone"} == {"resnet18_half"}
+
+
 @pytest.mark.parametrize("minutes", [2.0, 5.0, 10.0, 200.0])
 def test_to_name_the_backbone_that_is_chosen_changes_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float
@@ -173,7 +179,7 @@ def test_fetched_weights_of_a_smaller_backbone_are_begun_with(tmp_path: Path, mo
         (60.0, 1, 8, 2986),
         (2.0, 2, 4, 151),
         (5.0, 2, 4, 405),
-        (5.0, 3, 3, 540),
+        (5.0, 3, 6, 270),
     ],
 )
 def test_a_detector_of_little_time_makes_more_steps_of_fewer_images(

@@ -236,6 +236,7 @@ def test_xml_of_an_unknown_encoding_is_named(encoding: str, tmp_path: Path) -> N
         ("gb2312", "gb18030", "貓㐀"),
         ("GBK", "gbk", "貓"),
         ("Big5", "big5", "貓"),
+        ("Big5", "cp950", "裏"),
         ("Shift_JIS", "shift_jis", "ねこ"),
         ("Shift_JIS", "cp932", "①"),
         ("Windows-31J", "cp932", "髙"),
@@ -244,6 +245,8 @@ def test_xml_of_an_unknown_encoding_is_named(encoding: str, tmp_path: Path) -> N
         ("euc-kr", "cp949", "똠"),
         ("ms949", "cp949", "똠"),
         ("windows-949", "cp949", "똠"),
+        ("windows-936", "gbk", "貓"),
+        ("x-sjis", "shift_jis", "ねこ"),
         ("windows-1251", "cp1251", "кот"),
         ("gb2312", "utf-8-sig", "고양이"),
     ],
@@ -256,11 +259,25 @@ def test_xml_in_the_encoding_of_a_country_is_read(declared: str, encoding: str, 
     (tmp_path / "a.xml").write_bytes(text)
     coco, _ = read_boxes(tmp_path).sets[""]
     assert [category.name for category in coco.categories] == [name]
-    if encoding != "cp1251":
-        (tmp_path / "a.xml").write_bytes(text.replace(b"<filename>", b"<filename>\x81 "))
-        with pytest.raises(DataError) as error:
-            read_boxes(tmp_path)
-        assert error.value.remedy == "save it as UTF-8"
+
+
+@pytest.mark.parametrize(
+    ("declared", "name"),
+    [
+        *((declared, b"\x81 ") for declared in ("gb2312", "Big5", "Shift_JIS", "iso-2022-jp", "euc-kr")),
+        *((declared, "小猫고".encode()) for declared in ("gb2312", "Shift_JIS", "euc-kr")),
+    ],
+)
+def test_xml_that_is_not_in_the_encoding_that_it_declares_is_refused(
+    declared: str, name: bytes, tmp_path: Path
+) -> None:
+    draw(tmp_path / "a.jpg")
+    annotate(tmp_path / "a.xml")
+    head = f'<?xml version="1.0" encoding="{declared}"?>'.encode()
+    (tmp_path / "a.xml").write_bytes(head + (tmp_path / "a.xml").read_bytes().replace(b"ant<", name + b"<"))
+    with pytest.raises(DataError) as error:
+        read_boxes(tmp_path)
+    assert error.value.remedy == "save it as UTF-8, and declare that"
 
 
 def test_threads_keep_the_order_of_many() -> None:

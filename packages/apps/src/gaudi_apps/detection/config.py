@@ -129,7 +129,7 @@ class NetworkFlags:
         Literal["resnet18", "resnet18_half", "resnet18_quarter", "resnet34", "resnet50"], fixed(of_network=True)
     ] = "resnet34"
     """Network up to its third stage, before the levels of the detector; --weights has to be of the same. resnet18_half,
-    resnet18_quarter: a half or a quarter of the filters, in the levels, too, to train from random weights in minutes.
+    resnet18_quarter: ResNet-18 with a half or a quarter of the filters, in the levels, too, for trainings of minutes.
     """
     image_size: Annotated[Literal[300, 512], fixed(of_network=True)] = 300
     """Side in pixels that images are resized to. 512: a level more, 24564 default boxes for 8732, and about three times

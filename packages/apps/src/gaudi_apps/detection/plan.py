@@ -99,7 +99,7 @@ WARMUP_SHARE, MOST_WARMUP_STEPS = 0.18, 150
 # Images a second to plan with: of a processor with bf16, with AVX-512, and with neither, and of an accelerator.
 ASSUMED_SPEEDS = (4.5, 2.5, 0.5, 250.0)
 # What has time for few steps with ResNet-34 learns more with the first of these that has time for enough, or with the
-# last. Each is about so many times as fast on processors; on accelerators only the first was tried, with fewer steps.
+# last. On accelerators FEW_STEPS are enough, and only the first is chosen: these speeds are of processors.
 ENOUGH_STEPS = 3000
 SHORT_BACKBONES: Mapping[str, float] = {"resnet18": 2.1, "resnet18_half": 6.0, "resnet18_quarter": 15.0}
 # What has time for fewer steps than these, by the images of a step, makes more of them, of half of the images.
@@ -117,25 +117,22 @@ def choose_recipe(
     """
     on_cpu = host.device == "cpu"
     wanted = 8 if on_cpu or images < 320 else 32
-    own_batch, batch = choose_batch(config, given, wanted, workers)
     assumed, backbone = host.assume_speed(*ASSUMED_SPEEDS), str(config.network.backbone)
     speed = assumed * SHORT_BACKBONES.get(backbone, 1.0)
     choose_length = partial(choose_steps, config, given, epochs=EPOCHS, fewest=FEWEST_STEPS)
-    per_epoch = math.ceil(images / batch)
-    length = choose_length(speed / batch, per_epoch)
     is_free = bool(config.recipe.minutes) and not {"backbone", "weights"} & given
+    enough = ENOUGH_STEPS if on_cpu else FEW_STEPS
     for smaller, times in SHORT_BACKBONES.items():
-        enough = int(length.value) >= (ENOUGH_STEPS if on_cpu else FEW_STEPS)
-        if not is_free or enough or find_weights(backbone):
+        if not is_free or find_weights(backbone) or int(choose_length(speed / wanted, 1).value) >= enough:
             break
         backbone, speed, is_free = smaller, assumed * times, on_cpu
-        length = choose_length(speed / batch, per_epoch)
-    fewest = FEWEST_OF_MINUTES if config.recipe.minutes else {}
-    while wanted > SMALLEST_BATCH * workers and int(length.value) < fewest.get(wanted, 0):
+    while config.recipe.minutes and wanted >= 2 * SMALLEST_BATCH * workers:
+        if int(choose_length(speed / wanted, 1).value) >= FEWEST_OF_MINUTES[wanted]:
+            break
         wanted //= 2
-        own_batch, batch = choose_batch(config, given, wanted, workers)
-        per_epoch = math.ceil(images / batch)
-        length = choose_length(speed / batch, per_epoch)
+    own_batch, batch = choose_batch(config, given, wanted, workers)
+    per_epoch = math.ceil(images / batch)
+    length = choose_length(speed / batch, per_epoch)
     steps = int(length.value)
     rising = choose_warmup(steps)
     of_batch = "small batches make more steps of the same time"
@@ -154,7 +151,7 @@ def choose_recipe(
         *choose_evaluations(given, steps, per_epoch, validates=validates),
     ]
     if backbone != config.network.backbone:
-        choices.append(Choice("backbone", backbone, "little time: from random weights, a smaller network learns more"))
+        choices.append(Choice("backbone", backbone, "little time: a smaller network makes more steps, and learns more"))
     notes = tuple[str, ...]()
     if fetched := find_weights(backbone):
         choices.append(Choice("weights", str(fetched), "of ImageNet, as they were fetched into this folder"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import math
 import re
 import sys
@@ -24,14 +25,11 @@ IMAGE_FOLDER = "JPEGImages"
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _OF_OBJECT = ("name", "difficult", *(f"bndbox/{corner}" for corner in _CORNERS))
 _ENCODING = re.compile(rb"""<\?xml[^>]*?\sencoding\s*=\s*["']([A-Za-z][A-Za-z0-9._-]*)["']""")
-# In which China, Taiwan, Japan and Korea write, which expat does not know, with Python's names of what reads it: for
-# some a superset, for Windows writes letters of its own under the name of a standard, too (WHATWG, Encoding).
-_READERS: Mapping[str, str] = {
-    **{name: name for name in ("gb18030", "big5", "big5hkscs", "cp950", "cp932", "euc_jp", "iso2022_jp", "cp949")},
-    **dict.fromkeys(("gb2312", "gbk"), "gb18030"),
-    **dict.fromkeys(("shift_jis", "windows-31j"), "cp932"),
-    **dict.fromkeys(("euc_kr", "windows-949"), "cp949"),
-}
+# In which China, Taiwan, Japan and Korea write, by Python's names, which expat does not know. Windows writes letters of
+# its own under the names of some, too, which a superset reads (WHATWG, Encoding).
+_SUPERSETS = {"gb2312": "gb18030", "gbk": "gb18030", "big5": "cp950", "shift_jis": "cp932", "euc_kr": "cp949"}
+_OF_SEVERAL_BYTES = (*_SUPERSETS, "gb18030", "big5hkscs", "cp950", "cp932", "euc_jp", "iso2022_jp", "cp949")
+_ALIASES = {"windows-31j": "cp932", **{f"windows-{page}": f"cp{page}" for page in (932, 936, 949, 950)}}
 _ENDING = re.compile(r"\.(jpe?g|png|xml|bmp|webp|tiff?)$", re.IGNORECASE)
 
 
@@ -252,7 +250,7 @@ def parse_xml(path: Path) -> Element:
         tree: Element = defusedxml.ElementTree.fromstring(_decode(read_file(path)))
     except (ParseError, defusedxml.DefusedXmlException, ValueError, LookupError) as error:  # the last two: encodings
         is_xml = isinstance(error, (ParseError, defusedxml.DefusedXmlException))
-        remedy = "fix or remove it" if is_xml else "save it as UTF-8"
+        remedy = "fix or remove it" if is_xml else "save it as UTF-8, and declare that"
         raise DataError(f"is no XML that can be read safely ({error})", path=path, remedy=remedy) from None
     return tree
 
@@ -261,13 +259,20 @@ def _decode(content: bytes) -> str | bytes:
     """Decode an XML file in characters of several bytes, which expat does not know; return any other as it is.
 
     A byte order mark of UTF-8 says more than a declaration that was left as it was when an editor wrote the file anew.
+    Raises ValueError for what is not in the declared encoding, and LookupError where there is no such encoding.
     """
     if content.startswith(codecs.BOM_UTF8):
         return content.decode("utf-8-sig")
     declared = _ENCODING.match(content)
-    name = declared[1].decode().lower() if declared else "utf-8"
-    reader = _READERS.get(name) or _READERS.get(codecs.lookup(name).name)
-    return content.decode(reader) if reader else content
+    name = declared[1].decode().lower().removeprefix("x-") if declared else "utf-8"
+    if (name := codecs.lookup(_ALIASES.get(name, name)).name) not in _OF_SEVERAL_BYTES:
+        return content
+    with contextlib.suppress(UnicodeDecodeError):
+        return content.decode(name)
+    with contextlib.suppress(UnicodeDecodeError):
+        content.decode("utf-8")
+        raise ValueError(f"it declares {name}, and is in UTF-8")
+    return content.decode(_SUPERSETS.get(name, name))
 
 
 def read_annotation(path: Path) -> VocAnnotation:
