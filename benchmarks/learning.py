@@ -190,7 +190,7 @@ def make_learners(options: argparse.Namespace, data: Path, output: Path) -> list
         "updates": (
             "ultralytics_updates",
             ", more updates",
-            "4 images a step and update, warm-up of 100 steps",
+            "4 images a step and update, warm-up of half an epoch",
         ),
     }
     for recipe, (name, title, of_steps) in yolos.items():

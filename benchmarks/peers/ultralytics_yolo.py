@@ -1,7 +1,7 @@
 """YOLOv8n from ultralytics at 320 pixels, from random weights.
 
 Recipe ``defaults`` is its own: it adds up the gradients of 64 images for an update, and its warm-up is of three epochs.
-``updates`` makes one of every 4 images, after a warm-up of half an epoch (its trainer makes that 100 steps at least).
+``updates`` makes one of every 4 images, after a warm-up of half an epoch.
 Its yolov8n.yaml has no weights, and nothing is fetched. It validates after its last epoch alone, where by default it
 does after each; so its time is for training. Runs where there is ultralytics, and nothing of this project. Usage:
 python ultralytics_yolo.py train|detect --data DATA --output FOLDER --recipe defaults|updates [--epochs N] [--seed N]
