@@ -170,7 +170,7 @@ def find_processor_name(cpuinfo: str) -> str:
     """
     fields = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", cpuinfo, re.MULTILINE))
     name = re.sub(r"(?: CPU)? @ .*Hz", "", fields.get("model name", ""))
-    if {"cpu family", "model"} <= fields.keys() and not any(letter.isdigit() for letter in name):
+    if name and {"cpu family", "model"} <= fields.keys() and not any(letter.isdigit() for letter in name):
         return f"{name} of family {fields['cpu family']}, model {fields['model']}"
     return name
 
