@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
 import sys
 
@@ -69,6 +70,26 @@ def test_importing_loads_neither_numpy_nor_tensorflow() -> None:
         "import sys, gaudi_ops; dir(gaudi_ops); print({'numpy', 'tensorflow', 'importlib.metadata'} & set(sys.modules))"
     )
     assert run_without(set(), code) == "set()"
+
+
+USE = """
+import os
+import gaudi_ops
+
+gaudi_ops.tf
+from tensorflow.python.util import _pywrap_util_port
+
+print(os.environ["TF_ENABLE_ONEDNN_OPTS"], _pywrap_util_port.IsMklEnabled())
+"""
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize(("given", "expected"), [(None, "1 True"), ("0", "0 False")])
+def test_tensorflow_uses_onednn_unless_the_user_says_no(given: str | None, expected: str) -> None:
+    environ = {name: value for name, value in os.environ.items() if name != "TF_ENABLE_ONEDNN_OPTS"}
+    environ |= {} if given is None else {"TF_ENABLE_ONEDNN_OPTS": given}
+    done = subprocess.run([sys.executable, "-c", USE], capture_output=True, text=True, env=environ, timeout=600)
+    assert (done.stdout.strip(), done.returncode) == (expected, 0), done.stderr
 
 
 def test_every_public_name_is_there() -> None:

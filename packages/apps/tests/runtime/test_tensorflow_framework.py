@@ -23,7 +23,8 @@ from gaudi_distributed.cluster.rank_info import RankInfo
 class End:
     def find_spec(self, name, path=None, target=None):
         if name == "tensorflow":
-            print([os.environ.get(name) for name in ("HLS_MODULE_ID", "ID", "TF_RECIPE_CACHE_PATH")])
+            names = ("HLS_MODULE_ID", "ID", "TF_RECIPE_CACHE_PATH", "TF_ENABLE_ONEDNN_OPTS")
+            print([os.environ.get(name) for name in names])
             sys.exit()
 
 sys.meta_path.insert(0, End())
@@ -34,22 +35,26 @@ tensorflow.start_tensorflow(make_settings(SSDConfig(), Distribution(rank_info)).
 """
 
 
+NAMES = ("HLS_MODULE_ID", "ID", "TF_ENABLE_ONEDNN_OPTS")
+
+
 @pytest.mark.costly
 @pytest.mark.parametrize(
     ("device", "rank", "size", "environ", "expected"),
     [
-        ("hpu", 0, 8, {}, "['0', '0', None]"),
-        ("hpu", 13, 16, {"TF_RECIPE_CACHE_PATH": "recipes"}, "['5', '5', 'recipes']"),
-        ("hpu", 0, 1, {"HLS_MODULE_ID": "3"}, "['3', None, None]"),
-        ("cpu", 1, 8, {}, "[None, None, None]"),
+        ("hpu", 0, 8, {}, "['0', '0', None, '1']"),
+        ("hpu", 13, 16, {"TF_RECIPE_CACHE_PATH": "recipes"}, "['5', '5', 'recipes', '1']"),
+        ("hpu", 0, 1, {"HLS_MODULE_ID": "3"}, "['3', None, None, '1']"),
+        ("cpu", 1, 8, {}, "[None, None, None, '1']"),
+        ("cpu", 0, 1, {"TF_ENABLE_ONEDNN_OPTS": "0"}, "[None, None, None, '0']"),
     ],
 )
-def test_each_rank_has_a_gaudi_of_its_own(
+def test_tensorflow_begins_with_the_variables_of_rank_and_device(
     device: str, rank: int, size: int, environ: dict[str, str], expected: str
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-c", START, device, str(rank), str(size)],
-        env={name: value for name, value in os.environ.items() if name not in ("HLS_MODULE_ID", "ID")} | environ,
+        env={name: value for name, value in os.environ.items() if name not in NAMES} | environ,
         capture_output=True,
         text=True,
         timeout=600,
