@@ -97,7 +97,7 @@ FEW_STEPS, SHORT_ZOOM_IN = 1000, 0.8
 EPOCHS, FEWEST_STEPS = 50, 800
 WARMUP_SHARE, MOST_WARMUP_STEPS = 0.18, 150
 # Images a second to plan with: of a processor with bf16, with AVX-512, and with neither, and of an accelerator.
-ASSUMED_SPEEDS = (4.5, 2.5, 0.5, 250.0)
+ASSUMED_SPEEDS = (4.5, 2.5, 1.0, 250.0)
 # What has time for few steps with ResNet-34 learns more with the first of these that has time for enough, or with the
 # last. On accelerators FEW_STEPS are enough, and only the first is chosen: these speeds are of processors.
 ENOUGH_STEPS = 3000
