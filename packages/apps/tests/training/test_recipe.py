@@ -26,6 +26,7 @@ from gaudi_apps.cli.flag_rules import find_rules, list_flags, replace_flags
 from gaudi_apps.detection.application import SSDApplication
 from gaudi_apps.detection.config import SSDConfig
 from gaudi_apps.detection.plan import choose_recipe, make_plan
+from gaudi_apps.resnet_train import ResNetConfig
 from gaudi_apps.runtime.errors import RunChangedError
 from gaudi_apps.runtime.session import Session
 from gaudi_apps.training.checkpoint import CheckpointFolder
@@ -675,6 +676,23 @@ def test_a_classifier_of_folders_is_planned(clothes: Path, capsys: pytest.Captur
     assert values["zero_gamma"] is True
     assert plan["evaluation_steps"] == 250
     assert all(entry["reason"] for entry in plan["recipe"])
+
+
+@pytest.mark.parametrize(
+    ("minutes", "workers", "images", "batch"),
+    [(2.0, 1, 1000, 8), (5.0, 1, 1000, 8), (30.0, 1, 1000, 32), (2.0, 2, 1000, 16), (0.0, 1, 1000, 32)],
+)
+def test_a_classifier_of_little_time_makes_more_steps_of_fewer_images(
+    minutes: float, workers: int, images: int, batch: int
+) -> None:
+    slow, config = Host("cpu", 1, has_bf16=False, has_avx512=False), ResNetConfig()
+    config = replace_flags(config, {"data": "clothes", "minutes": minutes, "use_horovod": workers > 1})
+    chosen = resnet_train.choose_recipe(config, frozenset(), workers, images=images, validates=True, host=slow)
+    values = {flag: value for flag, value, _ in chosen.choices}
+    assert values["batch_size"] * workers == batch
+    card = Host("gpu", 16, has_bf16=True)
+    chosen = resnet_train.choose_recipe(config, frozenset(), workers, images=5000, validates=True, host=card)
+    assert {flag: value for flag, value, _ in chosen.choices}["batch_size"] == 128 // workers
 
 
 def test_flags_of_the_user_win_over_the_recipe_of_a_classifier(clothes: Path) -> None:
