@@ -77,7 +77,7 @@ class Ours:
         flags: in addition.
     """
 
-    program, network = "ssd_train", "--backbone"  # and the flag of its network
+    program = "ssd_train"
     measured_flags: tuple[str, ...] = ()  # so that it prints each step
 
     def __init__(self, data: Path, output: Path, seed: int, flags: str = "") -> None:
@@ -96,18 +96,19 @@ class Ours:
         if done.returncode:
             raise TrainingError(f"the plan failed: {done.stderr.strip()[-200:]}")
         plan = json.loads(done.stdout)
-        network, batch, per_epoch = self.read_network(plan), plan["global_batch"], plan["steps_per_epoch"]
-        chosen = {self.network: network, "--batch_size": batch}
+        batch, per_epoch = plan["global_batch"], plan["steps_per_epoch"]
+        network = self.read_network(plan)
+        chosen = {**network, "--batch_size": batch}
         words = [f"{flag}={value}" for flag, value in chosen.items() if not self._gives(flag)]
-        folder = self.folder / f"measured_{network}_{batch}"
+        folder = self.folder / "_".join(["measured", *map(str, chosen.values())])
         path = folder.with_suffix(".json")
         if not path.exists():
             marks: dict[int, float] = {}
             flags = [f"--steps={STEPS}", f"--eval_epochs={count_epochs(EVERY, per_epoch)}", *self.measured_flags]
             seconds = self._run([*words, *flags], folder, partial(mark_step, marks))
             document = {
-                "network": network, "batch": batch, "chosen": words, "steps_per_epoch": per_epoch, "seconds": seconds,
-                "marks": marks,
+                "network": ", ".join(map(str, network.values())), "batch": batch, "chosen": words,
+                "steps_per_epoch": per_epoch, "seconds": seconds, "marks": marks,
             }  # fmt: skip
             path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         self._measured = json.loads(path.read_text(encoding="utf-8"))
@@ -139,9 +140,9 @@ class Ours:
             raise TrainingError(f"evaluated the split {evaluation.get('split')!r}, not the test images")
         return evaluation
 
-    def read_network(self, plan: Mapping[str, Any]) -> str:
-        """Return the network of a plan."""
-        return str(plan["network"]["backbone"])
+    def read_network(self, plan: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the flags of the network of a plan."""
+        return {"--backbone": plan["network"]["backbone"]}
 
     def _gives(self, flag: str) -> bool:
         return any(word.partition("=")[0] == flag for word in self._command)
@@ -154,16 +155,17 @@ class Ours:
 class OurClassifier(Ours):
     """Train resnet_train by the recipe of the data."""
 
-    program, network, measured_flags = "resnet_train", "--model", ("--log_steps=1",)
+    program, measured_flags = "resnet_train", ("--log_steps=1",)
 
     def score(self, folder: Path) -> Scores:
         """Return what the program counted on the test images, at the end of its training."""
         evaluation = self.read_evaluation(folder)
         return Scores({"top-1": evaluation["top_1"], "top-5": evaluation["top_5"]}, {})
 
-    def read_network(self, plan: Mapping[str, Any]) -> str:
-        """Return the network of a plan."""
-        return str(plan["model"])
+    def read_network(self, plan: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the flags of the network of a plan, with the size of its images."""
+        names = ("model", "image_size")
+        return {f"--{entry['flag']}": entry["value"] for entry in plan["recipe"] if entry["flag"] in names}
 
 
 class Peer:

@@ -337,13 +337,19 @@ def test_selection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "chosen"),
-    [("", ["--backbone=resnet18", "--batch_size=2"]), ("--batch_size 2", ["--backbone=resnet18"])],
+    ("make", "flags", "chosen"),
+    [
+        (Ours, "", ["--backbone=resnet18", "--batch_size=2"]),
+        (Ours, "--batch_size 2", ["--backbone=resnet18"]),
+        (OurClassifier, "", ["--model=resnet18", "--image_size=96", "--batch_size=2"]),
+        (OurClassifier, "--image_size 96", ["--model=resnet18", "--batch_size=2"]),
+    ],
 )
 def test_our_program_has_the_network_and_the_batch_of_its_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, chosen: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: type[Ours], flags: str, chosen: list[str]
 ) -> None:
-    plan = {"network": {"backbone": "resnet18"}, "global_batch": 2, "steps_per_epoch": 103}
+    recipe = [{"flag": flag, "value": value} for flag, value in (("model", "resnet18"), ("image_size", 96), ("ema", 1))]
+    plan = {"network": {"backbone": "resnet18"}, "global_batch": 2, "steps_per_epoch": 103, "recipe": recipe}
     done = subprocess.CompletedProcess([], 0, json.dumps(plan), "")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
     commands: list[list[str]] = []
@@ -355,12 +361,14 @@ def test_our_program_has_the_network_and_the_batch_of_its_plan(
         return 40.0
 
     monkeypatch.setattr("benchmarks.learners.run", run)
-    ours = Ours(tmp_path, tmp_path, 0, flags)
+    ours = make(tmp_path, tmp_path, 0, flags)
     ours.prepare(5.0)
     _, schedule = ours.train(5.0, tmp_path / "run")
-    assert schedule.split(", ")[:2] == ["resnet18", f"{commands[1][-4].removeprefix('--steps=')} steps of 2"]
+    steps = f"{commands[1][-4].removeprefix('--steps=')} steps of 2"
+    assert schedule.split(", ")[:-1] == ["resnet18", *["96"] * (make is OurClassifier), steps]
+    names = ("--backbone=", "--model=", "--image_size=", "--batch_size=")
     for command in commands:
-        assert [word for word in command if word.startswith(("--backbone", "--batch_size="))] == chosen
+        assert [word for word in command if word.startswith(names)] == chosen
 
 
 def test_a_long_epoch_is_measured_once_and_never_trained_again(tmp_path: Path) -> None:

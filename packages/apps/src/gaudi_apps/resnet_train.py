@@ -5,7 +5,7 @@ TensorFlow is imported only once the flags are found good and there is something
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, NoReturn
@@ -42,7 +42,6 @@ from gaudi_apps.training.recipe import (
     choose_steps,
     choose_type,
     find_host,
-    halve_batch,
 )
 from gaudi_datasets.arguments import OFF, ON, FormerFlag, rename
 from gaudi_datasets.fetching.stores import find_copy
@@ -265,9 +264,9 @@ SMALL_SET, LARGE_SET = 2000, 20000  # images
 EPOCHS, FEWEST_STEPS = 50, 2000
 # Images of 128 pixels a second to plan with: of a processor with bf16, AVX-512, and neither, and of an accelerator.
 ASSUMED_SPEEDS = (56.0, 28.0, 12.0, 1500.0)
-# What has time for fewer steps than these, by the images of a step, makes more of them, of half of the images.
-FEWEST_OF_MINUTES: Mapping[int, int] = {128: 250, 64: 250, 32: 250, 16: 500}
-SMALLEST_BATCH = 8
+# What has time for fewer images than these learns more from smaller ones, of which it sees so many times as many, and
+# from steps of fewer of them, for each process.
+FEW_IMAGES, SHORT_BATCH, SHORT_SIZE = 8000, 8, (96, 1.5)
 NO_WEIGHTS = (
     "starts from random weights, from which a classifier learns more slowly than from those of ImageNet; "
     "`gaudi-datasets fetch weights resnet50` fetches these, and --weights with --model resnet50 takes them"
@@ -287,14 +286,16 @@ def choose_recipe(
     wanted = 32 if host.device == "cpu" or images < SMALL_SET else 128
     speed = host.assume_speed(*ASSUMED_SPEEDS)
     choose_length = partial(choose_steps, config, given, epochs=EPOCHS, fewest=FEWEST_STEPS)
-    if config.recipe.minutes:
-        smallest = SMALLEST_BATCH * workers
-        wanted = halve_batch(wanted, smallest, FEWEST_OF_MINUTES, lambda batch: choose_length(speed / batch, 1))
+    size, of_size = (224, "details of a large data set") if is_large else (128, "fast, and enough for small data sets")
+    if config.recipe.minutes and not is_large and int(choose_length(speed, 1).value) < FEW_IMAGES:
+        wanted = min(wanted, SHORT_BATCH * workers)
+        if not {"model", "image_size", "weights"} & given:
+            (size, times), of_size = SHORT_SIZE, "little time: more of smaller images fit"
+            speed *= times
     own_batch, batch = choose_batch(config, given, wanted, workers)
     per_epoch = max(1, images // batch)
     length = choose_length(speed / batch, per_epoch)
     steps = int(length.value)
-    size, of_size = (224, "details of a large data set") if is_large else (128, "fast, and enough for small data sets")
     choices = [
         *([] if {"steps", "epochs"} & given else [length]),
         Choice("model", "resnet50_v1.5" if is_large else "resnet18", f"for {count_things(images, 'image')}"),

@@ -690,9 +690,12 @@ def test_a_classifier_of_little_time_makes_more_steps_of_fewer_images(
     chosen = resnet_train.choose_recipe(config, frozenset(), workers, images=images, validates=True, host=slow)
     values = {flag: value for flag, value, _ in chosen.choices}
     assert values["batch_size"] * workers == batch
+    assert values["image_size"] == (96 if 0 < minutes < 10 else 128)
     card = Host("gpu", 16, has_bf16=True)
     chosen = resnet_train.choose_recipe(config, frozenset(), workers, images=5000, validates=True, host=card)
     assert {flag: value for flag, value, _ in chosen.choices}["batch_size"] == 128 // workers
+    own = resnet_train.choose_recipe(config, frozenset({"model"}), workers, images=images, validates=True, host=slow)
+    assert {flag: value for flag, value, _ in own.choices}["image_size"] == 128
 
 
 def test_flags_of_the_user_win_over_the_recipe_of_a_classifier(clothes: Path) -> None:

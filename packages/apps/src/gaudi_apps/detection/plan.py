@@ -42,7 +42,6 @@ from gaudi_apps.training.recipe import (
     choose_type,
     describe_found,
     fit_evaluations,
-    halve_batch,
 )
 from gaudi_datasets.errors import DataError, MissingInputError
 from gaudi_datasets.fetching.stores import is_url
@@ -127,9 +126,10 @@ def choose_recipe(
         if not is_free or find_weights(backbone) or int(choose_length(speed / wanted, 1).value) >= enough:
             break
         backbone, speed, is_free = smaller, assumed * times, on_cpu
-    if config.recipe.minutes:
-        smallest = SMALLEST_BATCH * workers
-        wanted = halve_batch(wanted, smallest, FEWEST_OF_MINUTES, lambda batch: choose_length(speed / batch, 1))
+    while config.recipe.minutes and wanted >= 2 * SMALLEST_BATCH * workers:
+        if int(choose_length(speed / wanted, 1).value) >= FEWEST_OF_MINUTES[wanted]:
+            break
+        wanted //= 2
     own_batch, batch = choose_batch(config, given, wanted, workers)
     per_epoch = math.ceil(images / batch)
     length = choose_length(speed / batch, per_epoch)

@@ -400,20 +400,6 @@ def choose_steps(
     return Choice("steps", steps, f"{steps / per_epoch:.3g} epochs, {epochs} or {fewest} steps at least")
 
 
-def halve_batch(wanted: int, smallest: int, fewest: Mapping[int, int], choose_length: Callable[[int], Choice]) -> int:
-    """Return the images of a step, halved while fewer steps fit: a network learns more from more steps of fewer images.
-
-    Args:
-        wanted: images of a step.
-        smallest: it is not halved to fewer.
-        fewest: steps that must fit, by the images of a step.
-        choose_length: of a training by the images of a step.
-    """
-    while wanted >= 2 * smallest and int(choose_length(wanted).value) < fewest[wanted]:
-        wanted //= 2
-    return wanted
-
-
 def choose_evaluations(given: Collection[str], steps: int, per_epoch: int, *, validates: bool) -> Iterator[Choice]:
     """Choose when to evaluate and to save.
 
