@@ -5,7 +5,7 @@ TensorFlow is imported only once the flags are found good and there is something
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, NoReturn
@@ -264,9 +264,10 @@ SMALL_SET, LARGE_SET = 2000, 20000  # images
 EPOCHS, FEWEST_STEPS = 50, 2000
 # Images of 128 pixels a second to plan with: of a processor with bf16, AVX-512, and neither, and of an accelerator.
 ASSUMED_SPEEDS = (56.0, 28.0, 12.0, 1500.0)
-# What has time for fewer images than these learns more from smaller ones, of which it sees so many times as many, and
-# from steps of fewer of them, for each process.
-FEW_IMAGES, SHORT_BATCH, SHORT_SIZE = 8000, 8, (96, 1.5)
+# What has time for fewer images than these learns more from the first of these sizes that has time for enough, or from
+# the last, and from steps of fewer images for each process. With each size: how many times as many it sees.
+ENOUGH_IMAGES, SHORT_BATCH = 20000, 8
+SHORT_SIZES: Mapping[int, float] = {96: 1.6, 64: 2.7}
 NO_WEIGHTS = (
     "starts from random weights, from which a classifier learns more slowly than from those of ImageNet; "
     "`gaudi-datasets fetch weights resnet50` fetches these, and --weights with --model resnet50 takes them"
@@ -287,11 +288,15 @@ def choose_recipe(
     speed = host.assume_speed(*ASSUMED_SPEEDS)
     choose_length = partial(choose_steps, config, given, epochs=EPOCHS, fewest=FEWEST_STEPS)
     size, of_size = (224, "details of a large data set") if is_large else (128, "fast, and enough for small data sets")
-    if config.recipe.minutes and not is_large and int(choose_length(speed, 1).value) < FEW_IMAGES:
+    count_images = partial(choose_length, per_epoch=1)
+    if config.recipe.minutes and not is_large and int(count_images(speed).value) < ENOUGH_IMAGES:
         wanted = min(wanted, SHORT_BATCH * workers)
-        if not {"model", "image_size", "weights"} & given:
-            (size, times), of_size = SHORT_SIZE, "little time: more of smaller images fit"
-            speed *= times
+        sizes = {} if {"model", "image_size", "weights"} & given else SHORT_SIZES
+        for smaller, times in sizes.items():
+            size, of_size = smaller, "little time: more of smaller images fit"
+            if int(count_images(times * speed).value) >= ENOUGH_IMAGES:
+                break
+        speed *= sizes.get(size, 1.0)
     own_batch, batch = choose_batch(config, given, wanted, workers)
     per_epoch = max(1, images // batch)
     length = choose_length(speed / batch, per_epoch)

@@ -679,23 +679,22 @@ def test_a_classifier_of_folders_is_planned(clothes: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    ("minutes", "workers", "images", "batch"),
-    [(2.0, 1, 1000, 8), (5.0, 1, 1000, 8), (30.0, 1, 1000, 32), (2.0, 2, 1000, 16), (0.0, 1, 1000, 32)],
+    ("minutes", "workers", "batch", "size"),
+    [(2.0, 1, 8, 64), (10.0, 1, 8, 64), (25.0, 1, 8, 96), (60.0, 1, 32, 128), (2.0, 2, 16, 64), (0.0, 1, 32, 128)],
 )
-def test_a_classifier_of_little_time_makes_more_steps_of_fewer_images(
-    minutes: float, workers: int, images: int, batch: int
+def test_a_classifier_of_little_time_sees_more_of_smaller_images(
+    minutes: float, workers: int, batch: int, size: int
 ) -> None:
     slow, config = Host("cpu", 1, has_bf16=False, has_avx512=False), ResNetConfig()
     config = replace_flags(config, {"data": "clothes", "minutes": minutes, "use_horovod": workers > 1})
-    chosen = resnet_train.choose_recipe(config, frozenset(), workers, images=images, validates=True, host=slow)
-    values = {flag: value for flag, value, _ in chosen.choices}
-    assert values["batch_size"] * workers == batch
-    assert values["image_size"] == (96 if 0 < minutes < 10 else 128)
-    card = Host("gpu", 16, has_bf16=True)
-    chosen = resnet_train.choose_recipe(config, frozenset(), workers, images=5000, validates=True, host=card)
-    assert {flag: value for flag, value, _ in chosen.choices}["batch_size"] == 128 // workers
-    own = resnet_train.choose_recipe(config, frozenset({"model"}), workers, images=images, validates=True, host=slow)
-    assert {flag: value for flag, value, _ in own.choices}["image_size"] == 128
+    choose_flags = partial(resnet_train.choose_recipe, config, workers=workers, validates=True)
+    values = {flag: value for flag, value, _ in choose_flags(frozenset(), images=1000, host=slow).choices}
+    assert (values["batch_size"] * workers, values["image_size"]) == (batch, size)
+    for name in ("model", "image_size", "weights"):
+        own = {flag: value for flag, value, _ in choose_flags(frozenset({name}), images=1000, host=slow).choices}
+        assert own["image_size"] == 128
+    large = {flag: value for flag, value, _ in choose_flags(frozenset(), images=50000, host=slow).choices}
+    assert (large["batch_size"] * workers, large["image_size"]) == (32, 224)
 
 
 def test_flags_of_the_user_win_over_the_recipe_of_a_classifier(clothes: Path) -> None:
