@@ -1,12 +1,14 @@
-"""Training the detector from JPEG files, against the same steps on a batch that is there; bf16, batch 16."""
+"""Training the detector from JPEG files, against the same steps on a batch that is there; batch 16."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 
+from benchmarks.against_former import choose_dtype
 from benchmarks.detection_input import RepeatedSource
 from benchmarks.measurement import Figure, compare, data_folder, describe_rates, interleave, main
+from benchmarks.ssd_step import POLICIES
 from gaudi_datasets.detection.coco import read_coco
 from gaudi_datasets.detection.sources import CocoSource
 from gaudi_datasets.sampling import InputOptions
@@ -26,11 +28,13 @@ def run(budget_seconds: float) -> Iterator[Figure]:
     folder = data_folder() / "coco_ccby"
     annotations = read_coco(folder / "annotations" / "instances_train2017.json")
     source = RepeatedSource(CocoSource(annotations, folder / "train2017", keep_empty=False), 1000)
-    options = InputOptions(BATCH, threads=len(os.sched_getaffinity(0)), dtype="bfloat16")
+    dtype = choose_dtype()
+    kind = "bfloat16" if dtype == "bf16" else "float32"
+    options = InputOptions(BATCH, threads=len(os.sched_getaffinity(0)), dtype=kind)
     batches = iter(train_dataset(source, options))
     given = next(batches)
     task = SSDTask(
-        len(source.categories) + 1, keras_policy="mixed_bfloat16", weight_decay=5e-4, communicator=SingleProcess()
+        len(source.categories) + 1, keras_policy=POLICIES[dtype], weight_decay=5e-4, communicator=SingleProcess()
     )
 
     def train(from_files: bool) -> None:
@@ -42,7 +46,7 @@ def run(budget_seconds: float) -> Iterator[Figure]:
     candidates = {"from files": lambda: train(from_files=True), "steps alone": lambda: train(from_files=False)}
     timings = interleave(candidates, REPEATS, budget_seconds=budget_seconds)
     note = describe_rates(timings, BATCH * STEPS)
-    name = f"training SSD from JPEG files, bf16, batch {BATCH}: speed, of that of the steps alone"
+    name = f"training SSD from JPEG files, {dtype}, batch {BATCH}: speed, of that of the steps alone"
     yield compare(name, timings, "steps alone", "from files", unit="of 1", least=LEAST, note=note)
 
 

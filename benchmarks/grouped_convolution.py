@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
-from benchmarks.measurement import Figure, compare, interleave, main
+from benchmarks.matrix_peak import DTYPES
+from benchmarks.measurement import Figure, compare, interleave, list_dtypes, main
 
 BATCH = 16
 GROUPS = 32
 STAGES = ((56, 128), (28, 256), (14, 512), (7, 1024))  # rows and columns, channels
-DTYPES = ("float32", "bfloat16")
 MOST = 1.10
 REPEATS = 15
 CALLS = 10  # that are timed together, so that what the caches hold of another matters little
 
 
 def run(budget_seconds: float) -> Iterator[Figure]:
-    """Measure every stage in both precisions."""
+    """Measure every stage in each precision that the processor has instructions for."""
     from gaudi_ops.tf.convolution import Implementation
 
-    for dtype in DTYPES:
+    dtypes = [DTYPES[name] for name in reversed(list_dtypes())]
+    for dtype in dtypes:
         for size, channels in STAGES:
             candidates = {name: build(name, size, channels, dtype) for name in get_args(Implementation)}
-            share = budget_seconds / len(DTYPES) / len(STAGES)
+            share = budget_seconds / len(dtypes) / len(STAGES)
             timings = interleave(candidates, REPEATS, budget_seconds=share)
             best = min((name for name in timings if name != "auto"), key=lambda name: timings[name].median)
             milliseconds = 1000 * timings["auto"].median / CALLS

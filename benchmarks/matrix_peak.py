@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from benchmarks.measurement import Figure, Timing, describe_timings, interleave, main
+from benchmarks.measurement import Figure, Timing, describe_timings, interleave, list_dtypes, main
 
 SIDE = 4096
 CALLS = 2
@@ -17,8 +17,10 @@ FORWARD_AND_BACKWARD = 3
 
 
 def run(budget_seconds: float) -> Iterator[Figure]:
-    """Both precisions."""
-    timings = interleave({dtype: build_product(dtype) for dtype in DTYPES}, REPEATS, budget_seconds=budget_seconds)
+    """Measure each precision that the processor has instructions for."""
+    timings = interleave(
+        {dtype: build_product(dtype) for dtype in list_dtypes()}, REPEATS, budget_seconds=budget_seconds
+    )
     for dtype, timing in timings.items():
         rates = [FLOATING_OPERATIONS / seconds / 1e9 for seconds in timing.seconds]
         name = f"matrix product of {SIDE}, {dtype}"

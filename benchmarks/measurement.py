@@ -19,6 +19,13 @@ from typing import Any
 
 import psutil
 
+from benchmarks.against_former import choose_dtype
+
+
+def list_dtypes() -> tuple[str, ...]:
+    """List the precisions that this processor has instructions for, the fastest first."""
+    return tuple(dict.fromkeys((choose_dtype(), "fp32")))
+
 
 @dataclass(frozen=True)
 class Timing:

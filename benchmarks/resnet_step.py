@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.matrix_peak import build_product, count_operations, share_of_peak
-from benchmarks.measurement import Figure, compare, describe_rates, describe_timings, interleave, main
+from benchmarks.measurement import Figure, compare, describe_rates, describe_timings, interleave, list_dtypes, main
 from benchmarks.torch_process import start_torch
 
 BATCH = 16
@@ -19,9 +19,10 @@ LEAST = {("bf16", "keras"): 1.3, ("bf16", "torch"): 1.3}
 
 
 def run(budget_seconds: float) -> Iterator[Figure]:
-    """Measure both precisions."""
-    for dtype in ("bf16", "fp32"):
-        yield from measure(dtype, budget_seconds / 2)
+    """Measure each precision that the processor has instructions for."""
+    dtypes = list_dtypes()
+    for dtype in dtypes:
+        yield from measure(dtype, budget_seconds / len(dtypes))
 
 
 def measure(dtype: str, budget_seconds: float) -> Iterator[Figure]:

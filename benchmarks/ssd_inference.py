@@ -1,4 +1,4 @@
-"""Detecting with suppression, bf16, batch 1 and 16: ours against the plain form, and what suppression takes of it.
+"""Detecting with suppression, batch 1 and 16: ours against the plain form, and what suppression takes of it.
 
 The plain form has a turn in float32 as well, which is what Keras computes in unless it is told otherwise.
 
@@ -8,17 +8,17 @@ the more scores are above its threshold.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from benchmarks.detection_targets import CLASSES, make_logits
-from benchmarks.measurement import Figure, compare, describe_rates, interleave, main
+from benchmarks.measurement import Figure, compare, describe_rates, interleave, list_dtypes, main
+from benchmarks.ssd_step import POLICIES
 
 BATCHES = (1, 16)
 REPEATS = 40
 LEAST = 1.5
 MOST_SHARE = 0.1
-POLICY = "mixed_bfloat16"
 
 
 def run(budget_seconds: float) -> Iterator[Figure]:
@@ -26,15 +26,17 @@ def run(budget_seconds: float) -> Iterator[Figure]:
     from benchmarks.plain_keras_ssd import build_plain_ssd
     from gaudi_models.ssd import build_ssd
 
-    plain_models = build_plain_ssd(CLASSES, POLICY), build_plain_ssd(CLASSES, "float32")
-    model = build_ssd(CLASSES, dtype=POLICY)
+    dtypes = list_dtypes()
+    plain_models = {dtype: build_plain_ssd(CLASSES, POLICIES[dtype]) for dtype in dtypes}
+    model = build_ssd(CLASSES, dtype=POLICIES[dtypes[0]])
     for batch in BATCHES:
-        candidates = build_candidates(model, *plain_models, batch)
+        candidates = build_candidates(model, plain_models, batch)
         timings = interleave(candidates, REPEATS, budget_seconds=budget_seconds / len(BATCHES))
-        name = f"SSD inference, bf16, batch {batch}"
+        name = f"SSD inference, {dtypes[0]}, batch {batch}"
         note = describe_rates(timings, batch)
         yield compare(f"{name}: ours over the plain form", timings, "plain", "ours", least=LEAST, note=note)
-        yield compare(f"{name}: ours over the plain form in fp32", timings, "plain fp32", "ours", note=note)
+        if "plain fp32" in timings:
+            yield compare(f"{name}: ours over the plain form in fp32", timings, "plain fp32", "ours", note=note)
         network = compare("", timings, "network", "ours")  # network / whole
         yield Figure(
             f"{name}: share of decoding and suppression",
@@ -47,14 +49,15 @@ def run(budget_seconds: float) -> Iterator[Figure]:
         )
 
 
-def build_candidates(model: Any, plain_model: Any, plain_fp32: Any, batch: int) -> dict[str, Callable[[], object]]:
-    """Our network alone, our network and all that follows, and the plain form of both in two precisions."""
+def build_candidates(model: Any, plain_models: Mapping[str, Any], batch: int) -> dict[str, Callable[[], object]]:
+    """Our network alone, our network and all that follows, and the plain form of both in each precision."""
     import tensorflow as tf
 
     from benchmarks import plain_keras_ssd
     from gaudi_apps.detection.detector import find_boxes
 
-    images = tf.cast(tf.random.stateless_normal([batch, 300, 300, 3], [0, 0]), tf.bfloat16)
+    wide = tf.random.stateless_normal([batch, 300, 300, 3], [0, 0])
+    images = tf.cast(wide, tf.bfloat16) if "bf16" in plain_models else wide
     trained_logits = tf.constant(make_logits(batch))
 
     def trained(network: Any) -> Callable[..., tuple[Any, Any]]:
@@ -67,17 +70,18 @@ def build_candidates(model: Any, plain_model: Any, plain_fp32: Any, batch: int) 
 
     whole = tf.function(lambda images: find_boxes(trained(model), images))
     alone = tf.function(lambda images: trained(model)(images))
-    plain, fp32 = (
+    plain, *others = (
         tf.function(lambda images, network=network: plain_keras_ssd.find_boxes(*trained(network)(images)))
-        for network in (plain_model, plain_fp32)
+        for network in plain_models.values()
     )
-    wide = tf.cast(images, tf.float32)
-    return {
+    candidates: dict[str, Callable[[], object]] = {
         "network": lambda: alone(images)[1].numpy(),
         "ours": lambda: [one.numpy() for one in whole(images)],
         "plain": lambda: [one.numpy() for one in plain(images)],
-        "plain fp32": lambda: [one.numpy() for one in fp32(wide)],
     }
+    for fp32 in others:
+        candidates["plain fp32"] = lambda fp32=fp32: [one.numpy() for one in fp32(wide)]
+    return candidates
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.detection_targets import CLASSES, make_targets
 from benchmarks.matrix_peak import build_product, count_operations, share_of_peak
-from benchmarks.measurement import Figure, compare, describe_rates, describe_timings, interleave, main
+from benchmarks.measurement import Figure, compare, describe_rates, describe_timings, interleave, list_dtypes, main
 from benchmarks.torch_process import start_torch
 
 BATCH = 16
@@ -18,9 +18,10 @@ LEAST = {("bf16", "keras"): 1.4, ("bf16", "torch"): 1.2, ("bf16", "peak"): 0.55,
 
 
 def run(budget_seconds: float) -> Iterator[Figure]:
-    """Measure both precisions."""
-    for dtype, share in (("bf16", 0.45), ("fp32", 0.55)):
-        yield from measure(dtype, budget_seconds * share)
+    """Measure each precision that the processor has instructions for."""
+    dtypes = list_dtypes()
+    for dtype in dtypes:
+        yield from measure(dtype, budget_seconds / len(dtypes))
 
 
 def measure(dtype: str, budget_seconds: float) -> Iterator[Figure]:

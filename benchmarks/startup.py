@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from benchmarks.against_former import choose_dtype
 from benchmarks.measurement import Figure, Timing, describe_timings, interleave, main
 
 HELP = ("gaudi_apps.ssd_train", "--help")
 PLAN = ("gaudi_apps.ssd_train", "--mode", "plan", "--use_fake_data")
 # Training as with a new folder, to the line that tells of the first step.
-TRAIN = ("gaudi_apps.ssd_train", "--use_fake_data", "--batch_size", "8", "--steps", "1000", "--no_evaluate")
+TRAIN = ("gaudi_apps.ssd_train", "--use_fake_data", "--batch_size", "8", "--steps", "1000", "--no_evaluate", "--dtype")
 FIRST_STEP = "step 1/"
 MOST_SECONDS, MOST_HELP_SECONDS, MOST_PLAN_SECONDS = 12.0, 0.3, 0.5
 REPEATS = 9
@@ -27,7 +28,8 @@ def run(budget_seconds: float) -> Iterator[Figure]:
     yield describe("ssd_train --help", timings["help"], MOST_HELP_SECONDS)
     yield describe("ssd_train --mode plan", timings["plan"], MOST_PLAN_SECONDS)
     timings = interleave({"train": train_one_step}, REPEATS, budget_seconds=0.9 * budget_seconds)
-    yield describe("ssd_train, from the command to the first step, bf16, batch 8", timings["train"], MOST_SECONDS)
+    name = f"ssd_train, from the command to the first step, {choose_dtype()}, batch 8"
+    yield describe(name, timings["train"], MOST_SECONDS)
 
 
 def describe(name: str, timing: Timing, most: float) -> Figure:
@@ -48,7 +50,7 @@ def train_one_step() -> None:
         RuntimeError: there was none.
     """
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", *TRAIN, "--model_dir", str(Path(folder) / "run")]
+        command = [sys.executable, "-m", *TRAIN, choose_dtype(), "--model_dir", str(Path(folder) / "run")]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder)
         lines = []
         try:
