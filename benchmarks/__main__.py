@@ -32,6 +32,7 @@ from benchmarks.results import (
     format_table,
     list_rows,
     read_earlier,
+    split_machines,
 )
 from benchmarks.torch_process import find_torch
 from gaudi_distributed import DeviceError, choose_device
@@ -96,15 +97,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"== {name} ({number} of {len(names)}, about {seconds:.0f} s)", flush=True)
         outcomes.append(measure(name, seconds, package=PACKAGES[options.device]))
         write_json(options.json, machine, outcomes)
-    earlier = read_earlier(results.read_text(encoding="utf-8")) if results.exists() else {}
+    former = split_machines(results.read_text(encoding="utf-8")) if results.exists() else {}
+    earlier = read_earlier(former.get(machine["machine"], ""))
     print(f"\n{format_table(list_rows(outcomes))}\n")
-    print(f"compared with {results.name}:" if earlier else f"there is no {results.name} to compare with")
+    print(
+        f"compared with {results.name}:" if earlier else f"{results.name} has no table of this machine to compare with"
+    )
     for line in compare_with(earlier, outcomes) if earlier else ():
         print(f"  {line}")
     minutes = (time.monotonic() - started) / 60
     print(f"{minutes:.1f} minutes; all details: {options.json}")
     if options.write_results:
-        results.write_text(format_results(machine, outcomes, SESSIONS[options.device]), encoding="utf-8")
+        results.write_text(format_results(machine, outcomes, former, SESSIONS[options.device]), encoding="utf-8")
         print(f"written: {results}")
     if failed := [outcome.benchmark for outcome in outcomes if not outcome.passed]:
         print(f"not met, or failed: {', '.join(failed)}", file=sys.stderr)

@@ -75,8 +75,14 @@ def format_table(rows: Sequence[Sequence[str]], columns: Sequence[str] = COLUMNS
     )
 
 
+def split_machines(text: str) -> dict[str, str]:
+    """Split a committed file into the texts of its machines, by their names."""
+    _, *parts = re.split(r"^## (.*)\n", text, flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
 def read_earlier(text: str) -> Earlier:
-    """Read the values of a committed table by benchmark and figure."""
+    """Read the values of a machine's committed table by benchmark and figure."""
     values = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
@@ -134,12 +140,21 @@ def describe_machine() -> dict[str, str]:
     }
 
 
-def format_results(machine: Mapping[str, str], outcomes: Iterable[Outcome], session: str = "bench") -> str:
-    """Format the file that is committed."""
-    lines = "\n".join(f"- {name}: {value}" for name, value in machine.items())
+def format_results(
+    machine: Mapping[str, str], outcomes: Iterable[Outcome], former: Mapping[str, str], session: str = "bench"
+) -> str:
+    """Format the file that is committed.
+
+    Args:
+        machine: as `describe_machine` describes it.
+        outcomes: of this run.
+        former: the texts of all machines before, see `split_machines`; those of others stay.
+        session: of nox.
+    """
     explanation = (
-        f"Written by `nox -s {session} -- --write_results`; later runs are compared with it. Candidates took turns\n"
-        "(A B, A B); a ratio is the median over the rounds, its spread the largest minus the smallest one."
+        f"Written by `nox -s {session} -- --write_results`, which leaves the tables of other machines. A later run is\n"
+        "compared with that of its machine. Candidates took turns (A B, A B); a ratio is the median over the rounds, its spread\n"
+        "the largest minus the smallest one."
     )
     if session == "bench":
         explanation += (
@@ -147,7 +162,11 @@ def format_results(machine: Mapping[str, str], outcomes: Iterable[Outcome], sess
             "[classifiers](results_learning_classes.md), and so has [one GPU](results_gpu.md). Profiles show\n"
             "[what bounds the steps and the input](README.md#what-bounds-the-steps-and-the-input)."
         )
-    return f"# Results of the benchmarks\n\n{explanation}\n\n{lines}\n\n{format_table(list_rows(outcomes))}\n"
+    title = machine["machine"]
+    lines = "\n".join(f"- {name}: {value}" for name, value in machine.items() if name != "machine")
+    texts = {**former, title: f"\n{lines}\n\n{format_table(list_rows(outcomes))}\n"}
+    sections = "\n".join(f"## {name}\n\n{text.strip()}\n" for name, text in texts.items())
+    return f"# Results of the benchmarks\n\n{explanation}\n\n{sections}"
 
 
 def format_number(value: float) -> str:

@@ -27,6 +27,7 @@ from benchmarks.results import (  # noqa: E402
     format_results,
     list_rows,
     read_earlier,
+    split_machines,
 )
 
 FIGURES = (
@@ -134,8 +135,13 @@ def test_others_on_the_machine_are_told() -> None:
 
 def test_a_committed_table_is_read_again() -> None:
     machine = {"machine": "some processor, 2 processors, 24 GiB", "date": "2030-01-01", "versions": "Python 3.11"}
-    text = format_results(machine, OUTCOMES)
-    assert "- machine: some processor" in text
+    former = {"another": "\n- date: 2029-01-01\n", machine["machine"]: "\n- date: 2029-01-02\n"}
+    machines = split_machines(format_results(machine, OUTCOMES, former))
+    assert list(machines) == ["another", machine["machine"]]
+    assert machines["another"].strip() == "- date: 2029-01-01"
+    text = machines[machine["machine"]]
+    assert "- date: 2030-01-01" in text
+    assert split_machines("") == {}
     assert all(len(line.split("|")) == len(COLUMNS) + 2 for line in text.splitlines() if line.startswith("|"))
     assert read_earlier(text) == {
         ("ssd_step", "step over keras"): 1.52,
@@ -203,7 +209,7 @@ def test_others_go_on_after_a_failure(
     assert [each["error"] for each in written["benchmarks"]] == ["", "RuntimeError: no step"]
     assert (tmp_path / "results.md").read_text().count("| matrix_peak") == len(FIGURES)
     captured = capsys.readouterr()
-    assert "no results.md" in captured.out
+    assert "results.md has no table of this machine" in captured.out
     assert captured.err.endswith(": matrix_peak, startup\n")
     program.main(["--json", str(path)])
     assert "compared with results.md:" in capsys.readouterr().out
