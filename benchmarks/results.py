@@ -153,8 +153,8 @@ def format_results(
     """
     explanation = (
         f"Written by `nox -s {session} -- --write_results`, which leaves the tables of other machines. A later run is\n"
-        "compared with that of its machine. Candidates took turns (A B, A B); a ratio is the median over the rounds, its spread\n"
-        "the largest minus the smallest one."
+        "compared with that of its machine. Candidates took turns (A B, A B); a ratio is the median over the rounds,\n"
+        "its spread the largest minus the smallest one."
     )
     if session == "bench":
         explanation += (
