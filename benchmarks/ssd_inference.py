@@ -9,6 +9,7 @@ the more scores are above its threshold.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from benchmarks.detection_targets import CLASSES, make_logits
@@ -74,14 +75,13 @@ def build_candidates(model: Any, plain_models: Mapping[str, Any], batch: int) ->
         tf.function(lambda images, network=network: plain_keras_ssd.find_boxes(*trained(network)(images)))
         for network in plain_models.values()
     )
-    candidates: dict[str, Callable[[], object]] = {
-        "network": lambda: alone(images)[1].numpy(),
-        "ours": lambda: [one.numpy() for one in whole(images)],
-        "plain": lambda: [one.numpy() for one in plain(images)],
-    }
-    for fp32 in others:
-        candidates["plain fp32"] = lambda fp32=fp32: [one.numpy() for one in fp32(wide)]
-    return candidates
+
+    def fetch(detect: Callable[[Any], Any], given: Any) -> list[Any]:
+        return [one.numpy() for one in detect(given)]
+
+    candidates = {"ours": partial(fetch, whole, images), "plain": partial(fetch, plain, images)}
+    candidates |= {"plain fp32": partial(fetch, others[0], wide)} if others else {}
+    return {"network": lambda: alone(images)[1].numpy(), **candidates}
 
 
 if __name__ == "__main__":
