@@ -82,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.device == "gpu":
         try:
             choose_device("gpu")
-            machine, results = {**machine, "card": describe_card()}, GPU_RESULTS
+            card, results = describe_card(), GPU_RESULTS
+            machine |= {"machine": f"{machine['machine']}, {card.partition(',')[0]}", "card": card}
         except DeviceError as error:
             print(f"benchmarks: error: {error}", file=sys.stderr)
             return error.exit_status

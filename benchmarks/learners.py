@@ -164,8 +164,9 @@ class OurClassifier(Ours):
 
     def read_network(self, plan: Mapping[str, Any]) -> dict[str, Any]:
         """Return the flags of the network of a plan, with the size of its images."""
-        names = ("model", "image_size")
-        return {f"--{entry['flag']}": entry["value"] for entry in plan["recipe"] if entry["flag"] in names}
+        chosen = {entry["flag"]: entry["value"] for entry in plan["recipe"]}
+        size = {"--image_size": chosen["image_size"]} if "image_size" in chosen else {}
+        return {"--model": plan["model"], **size}
 
 
 class Peer:

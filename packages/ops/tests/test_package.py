@@ -76,7 +76,7 @@ USE = """
 import os
 import gaudi_ops
 
-gaudi_ops.tf
+{use}
 from tensorflow.python.util import _pywrap_util_port
 
 print(os.environ["TF_ENABLE_ONEDNN_OPTS"], _pywrap_util_port.IsMklEnabled())
@@ -84,11 +84,20 @@ print(os.environ["TF_ENABLE_ONEDNN_OPTS"], _pywrap_util_port.IsMklEnabled())
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize(("given", "expected"), [(None, "1 True"), ("0", "0 False")])
-def test_tensorflow_uses_onednn_unless_the_user_says_no(given: str | None, expected: str) -> None:
+@pytest.mark.parametrize(
+    ("use", "given", "expected"),
+    [
+        ("gaudi_ops.tf", None, "1 True"),
+        ("from gaudi_ops.tf import topk_mask", None, "1 True"),
+        ("from gaudi_ops.tf import topk_mask", "0", "0 False"),
+    ],
+)
+def test_tensorflow_uses_onednn_unless_the_user_says_no(use: str, given: str | None, expected: str) -> None:
     environ = {name: value for name, value in os.environ.items() if name != "TF_ENABLE_ONEDNN_OPTS"}
     environ |= {} if given is None else {"TF_ENABLE_ONEDNN_OPTS": given}
-    done = subprocess.run([sys.executable, "-c", USE], capture_output=True, text=True, env=environ, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "-c", USE.format(use=use)], capture_output=True, text=True, env=environ, timeout=600
+    )
     assert (done.stdout.strip(), done.returncode) == (expected, 0), done.stderr
 
 

@@ -290,7 +290,8 @@ def choose_recipe(
     size, of_size = (224, "details of a large data set") if is_large else (128, "fast, and enough for small data sets")
     count_images = partial(choose_length, per_epoch=1)
     if config.recipe.minutes and not is_large and int(count_images(speed).value) < ENOUGH_IMAGES:
-        wanted = min(wanted, SHORT_BATCH * workers)
+        if not {"model", "weights"} & given:
+            wanted = min(wanted, SHORT_BATCH * workers)
         sizes = {} if {"model", "image_size", "weights"} & given else SHORT_SIZES
         for smaller, times in sizes.items():
             size, of_size = smaller, "little time: more of smaller images fit"

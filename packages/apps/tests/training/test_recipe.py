@@ -693,6 +693,7 @@ def test_a_classifier_of_little_time_sees_more_of_smaller_images(
     for name in ("model", "image_size", "weights"):
         own = {flag: value for flag, value, _ in choose_flags(frozenset({name}), images=1000, host=slow).choices}
         assert own["image_size"] == 128
+        assert own["batch_size"] * workers == (batch if name == "image_size" else 32)
     large = {flag: value for flag, value, _ in choose_flags(frozenset(), images=50000, host=slow).choices}
     assert (large["batch_size"] * workers, large["image_size"]) == (32, 224)
 

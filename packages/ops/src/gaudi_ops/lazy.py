@@ -47,14 +47,19 @@ def make_lazy(
     return get_attribute, list_names
 
 
-@contextlib.contextmanager
-def _start_tensorflow() -> Iterator[None]:
-    """Let TensorFlow, where it is imported here, use oneDNN, and not tell of the processor; what the user sets stays.
+def use_onednn() -> None:
+    """Let TensorFlow use oneDNN, unless the user says otherwise or it is imported already.
 
-    It leaves oneDNN off on processors without AVX512_VNNI and the like, where a step then takes up to twice as long.
+    It leaves oneDNN off on processors without AVX512_VNNI and the like, where a step then takes about twice as long.
     """
     if "tensorflow" not in sys.modules:
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+
+
+@contextlib.contextmanager
+def _start_tensorflow() -> Iterator[None]:
+    """Let TensorFlow, where it is imported here, use oneDNN, and not tell of the processor; the user's level stays."""
+    use_onednn()
     if "tensorflow" in sys.modules or _LOG_LEVEL in os.environ:
         yield
         return

@@ -109,7 +109,7 @@ def start_tensorflow(settings: DeviceSettings) -> Precision:
     if kind == "cpu" and settings.dtype == "bf16" and not settings.local_rank:
         warn_of_bf16(gather_processor(Machine(), os.sched_getaffinity(0)))
     # Its log of CPU features and missing CUDA libraries is no news to a user; errors still show.
-    # It leaves oneDNN off on processors without AVX512_VNNI and the like, where a step then takes up to twice as long.
+    # It leaves oneDNN off on processors without AVX512_VNNI and the like, where a step then takes about twice as long.
     defaults = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "1"}
     first = {"OPENCV_FFMPEG_LOGLEVEL": "-8", **{name: os.environ.get(name, value) for name, value in defaults.items()}}
     if "tensorflow" in sys.modules:  # a program in Python has imported it, and its log is written

@@ -3,7 +3,10 @@
 Needs a TensorFlow, of any distribution: without one, importing this raises an ImportError that names the extra.
 """
 
+from gaudi_ops.lazy import use_onednn
+
 try:
+    use_onednn()
     import tensorflow  # noqa: F401, ICN001
 except ModuleNotFoundError as error:
     if error.name != "tensorflow":
