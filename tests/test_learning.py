@@ -349,8 +349,13 @@ def test_our_program_has_the_network_and_the_batch_of_its_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: type[Ours], flags: str, chosen: list[str]
 ) -> None:
     recipe = [{"flag": "ema", "value": 1}, *([] if "image_size" in flags else [{"flag": "image_size", "value": 96}])]
-    plan = {"network": {"backbone": "resnet18"}, "model": "resnet18", "recipe": recipe}
-    plan |= {"global_batch": 2, "steps_per_epoch": 103}
+    plan = {
+        "network": {"backbone": "resnet18"},
+        "model": "resnet18",
+        "recipe": recipe,
+        "global_batch": 2,
+        "steps_per_epoch": 103,
+    }
     done = subprocess.CompletedProcess([], 0, json.dumps(plan), "")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
     commands: list[list[str]] = []
