@@ -265,8 +265,8 @@ EPOCHS, FEWEST_STEPS = 50, 2000
 # Images of 128 pixels a second to plan with: of a processor with bf16, AVX-512, and neither, and of an accelerator.
 ASSUMED_SPEEDS = (56.0, 28.0, 12.0, 1500.0)
 # What has time for fewer images than these learns more from the first of these sizes that has time for enough, or from
-# the last, and from steps of fewer images for each process. With each size: how many times as many it sees.
-ENOUGH_IMAGES, SHORT_BATCH = 20000, 8
+# the last. With each size: how many times as many it sees in that time.
+ENOUGH_IMAGES = 20000
 SHORT_SIZES: Mapping[int, float] = {96: 1.6, 64: 2.7}
 NO_WEIGHTS = (
     "starts from random weights, from which a classifier learns more slowly than from those of ImageNet; "
@@ -289,15 +289,12 @@ def choose_recipe(
     choose_length = partial(choose_steps, config, given, epochs=EPOCHS, fewest=FEWEST_STEPS)
     size, of_size = (224, "details of a large data set") if is_large else (128, "fast, and enough for small data sets")
     count_images = partial(choose_length, per_epoch=1)
-    if config.recipe.minutes and not is_large and int(count_images(speed).value) < ENOUGH_IMAGES:
-        if not {"model", "weights"} & given:
-            wanted = min(wanted, SHORT_BATCH * workers)
-        sizes = {} if {"model", "image_size", "weights"} & given else SHORT_SIZES
-        for smaller, times in sizes.items():
-            size, of_size = smaller, "little time: more of smaller images fit"
-            if int(count_images(times * speed).value) >= ENOUGH_IMAGES:
-                break
-        speed *= sizes.get(size, 1.0)
+    is_free = bool(config.recipe.minutes) and not is_large and not {"model", "image_size", "weights"} & given
+    for smaller in SHORT_SIZES:
+        if not is_free or int(count_images(speed * SHORT_SIZES.get(size, 1.0)).value) >= ENOUGH_IMAGES:
+            break
+        size, of_size = smaller, "little time: more of smaller images fit"
+    speed *= SHORT_SIZES.get(size, 1.0)
     own_batch, batch = choose_batch(config, given, wanted, workers)
     per_epoch = max(1, images // batch)
     length = choose_length(speed / batch, per_epoch)
