@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from benchmarks.against_former import choose_dtype
 from benchmarks.detection_input import RepeatedSource
+from benchmarks.matrix_peak import DTYPES
 from benchmarks.measurement import Figure, compare, data_folder, describe_rates, interleave, main
 from benchmarks.ssd_step import POLICIES
 from gaudi_datasets.detection.coco import read_coco
@@ -29,8 +30,7 @@ def run(budget_seconds: float) -> Iterator[Figure]:
     annotations = read_coco(folder / "annotations" / "instances_train2017.json")
     source = RepeatedSource(CocoSource(annotations, folder / "train2017", keep_empty=False), 1000)
     dtype = choose_dtype()
-    kind = "bfloat16" if dtype == "bf16" else "float32"
-    options = InputOptions(BATCH, threads=len(os.sched_getaffinity(0)), dtype=kind)
+    options = InputOptions(BATCH, threads=len(os.sched_getaffinity(0)), dtype=DTYPES[dtype])
     batches = iter(train_dataset(source, options))
     given = next(batches)
     task = SSDTask(

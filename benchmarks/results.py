@@ -164,7 +164,7 @@ def format_results(
         )
     title = machine["machine"]
     lines = "\n".join(f"- {name}: {value}" for name, value in machine.items() if name != "machine")
-    texts = {**former, title: f"\n{lines}\n\n{format_table(list_rows(outcomes))}\n"}
+    texts = {**former, title: f"{lines}\n\n{format_table(list_rows(outcomes))}"}
     sections = "\n".join(f"## {name}\n\n{text.strip()}\n" for name, text in texts.items())
     return f"# Results of the benchmarks\n\n{explanation}\n\n{sections}"
 

@@ -288,10 +288,9 @@ def choose_recipe(
     speed = host.assume_speed(*ASSUMED_SPEEDS)
     choose_length = partial(choose_steps, config, given, epochs=EPOCHS, fewest=FEWEST_STEPS)
     size, of_size = (224, "details of a large data set") if is_large else (128, "fast, and enough for small data sets")
-    count_images = partial(choose_length, per_epoch=1)
     is_free = bool(config.recipe.minutes) and not is_large and not {"model", "image_size", "weights"} & given
-    for smaller in SHORT_SIZES:
-        if not is_free or int(count_images(speed * SHORT_SIZES.get(size, 1.0)).value) >= ENOUGH_IMAGES:
+    for smaller in SHORT_SIZES if is_free else ():
+        if int(choose_length(speed * SHORT_SIZES.get(size, 1.0), 1).value) >= ENOUGH_IMAGES:
             break
         size, of_size = smaller, "little time: more of smaller images fit"
     speed *= SHORT_SIZES.get(size, 1.0)

@@ -31,6 +31,7 @@ from gaudi_distributed import (
 from gaudi_distributed.devices.habana import module_environment
 from gaudi_distributed.devices.machine import Machine, Processor, gather_processor
 from gaudi_ops.files import read_text
+from gaudi_ops.lazy import use_onednn
 from gaudi_ops.program import importing, say
 
 if TYPE_CHECKING:
@@ -109,15 +110,14 @@ def start_tensorflow(settings: DeviceSettings) -> Precision:
     if kind == "cpu" and settings.dtype == "bf16" and not settings.local_rank:
         warn_of_bf16(gather_processor(Machine(), os.sched_getaffinity(0)))
     # Its log of CPU features and missing CUDA libraries is no news to a user; errors still show.
-    # It leaves oneDNN off on processors without AVX512_VNNI and the like, where a step then takes about twice as long.
-    defaults = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "1"}
-    first = {"OPENCV_FFMPEG_LOGLEVEL": "-8", **{name: os.environ.get(name, value) for name, value in defaults.items()}}
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"), "OPENCV_FFMPEG_LOGLEVEL": "-8"}
     if "tensorflow" in sys.modules:  # a program in Python has imported it, and its log is written
-        first = {}
+        quiet = {}
     # A process that trains alone takes whichever Gaudi is free, or the one that the user names.
     module = module_environment(settings.local_rank, os.environ) if kind == "hpu" and settings.is_rank else {}
     polling = polling_environment(os.environ) if kind == "cpu" and settings.is_rank else {}
-    apply_environment({**first, **precision.environment, **module, **polling})
+    apply_environment({**quiet, **precision.environment, **module, **polling})
+    use_onednn()
     threads = find_threads(
         settings.intra_threads,
         settings.inter_threads,
@@ -138,7 +138,7 @@ def start_tensorflow(settings: DeviceSettings) -> Precision:
             "TensorFlow has computed in this process already, with other threads",
             remedy="open the training before a network is used, or in a new process",
         ) from None
-    if first:
+    if quiet:
         tf.get_logger().setLevel("ERROR")  # nor is its advice on functions that are traced again
     open_device(kind, or_cpu=settings.device == "auto", local_rank=settings.local_rank)
     keras.utils.set_random_seed(settings.seed)
