@@ -17,6 +17,7 @@ FEWEST = {"ops": 160, "datasets": 1000, "models": 150}
 # These assert that the half with TensorFlow is there, or run it in a process of its own.
 WITH_TENSORFLOW = (
     "packages/ops/tests/test_package.py::test_every_public_name_is_there",
+    "packages/ops/tests/test_package.py::test_tensorflow_uses_onednn_unless_the_user_says_no",
     "packages/datasets/tests/commands/test_bench.py",
     "packages/datasets/tests/test_cli.py::test_static_batches_take_the_flags_of_the_original",
 )
