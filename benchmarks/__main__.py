@@ -96,7 +96,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         left = max(0.0, 60 * options.minutes - (time.monotonic() - started))
         seconds = deal_seconds(name, names[number:], left, shares)
         print(f"== {name} ({number} of {len(names)}, about {seconds:.0f} s)", flush=True)
+        began = time.monotonic()
         outcomes.append(measure(name, seconds, package=PACKAGES[options.device]))
+        print(f"took {time.monotonic() - began:.0f} s", flush=True)
         write_json(options.json, machine, outcomes)
     former = split_machines(results.read_text(encoding="utf-8")) if results.exists() else {}
     earlier = read_earlier(former.get(machine["machine"], ""))

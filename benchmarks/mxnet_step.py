@@ -11,11 +11,20 @@ from typing import Any
 import psutil
 
 from benchmarks.detection_input import write_photographs
-from benchmarks.measurement import Figure, compare, describe_rates, describe_timings, interleave, list_dtypes, main
+from benchmarks.measurement import (
+    Figure,
+    choose_amount,
+    compare,
+    describe_rates,
+    describe_timings,
+    interleave,
+    list_dtypes,
+    main,
+)
 from benchmarks.mxnet_loss import BATCH, CLASSES, make_targets
 
 REPEATS = 12
-MEMORY_STEPS = 200
+MEMORY_STEPS = choose_amount(200)
 MEMORY_BATCH = 1
 MIB = 2**20
 

@@ -1,4 +1,7 @@
-"""A training step of ResNet-50, batch 16: ours against keras.applications with Keras' optimizer and PyTorch."""
+"""A training step of ResNet-50: ours against keras.applications with Keras' optimizer and PyTorch.
+
+Its batch is of 16 images, or of 4 where the processor has no bf16.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.matrix_peak import build_product, count_operations, share_of_peak
-from benchmarks.measurement import Figure, compare, describe_rates, describe_timings, interleave, list_dtypes, main
+from benchmarks.measurement import (
+    Figure,
+    choose_amount,
+    compare,
+    describe_rates,
+    describe_timings,
+    interleave,
+    list_dtypes,
+    main,
+)
 from benchmarks.torch_process import start_torch
 
-BATCH = 16
+BATCH = choose_amount(16)
 SIZE = 224
 CLASSES = 1000
 MOMENTUM = 0.9

@@ -1,4 +1,6 @@
-"""Detecting with suppression, batch 1 and 16: ours against the plain form, and what suppression takes of it.
+"""Detecting with suppression: ours against the plain form, and what suppression takes of it.
+
+Batches are of 1 and 16 images, or of 1 and 4 where the processor has no bf16.
 
 The plain form has a turn in float32 as well, which is what Keras computes in unless it is told otherwise.
 
@@ -13,10 +15,10 @@ from functools import partial
 from typing import Any
 
 from benchmarks.detection_targets import CLASSES, make_logits
-from benchmarks.measurement import Figure, compare, describe_rates, interleave, list_dtypes, main
+from benchmarks.measurement import Figure, choose_amount, compare, describe_rates, interleave, list_dtypes, main
 from benchmarks.ssd_step import POLICIES
 
-BATCHES = (1, 16)
+BATCHES = (1, choose_amount(16))
 REPEATS = 40
 LEAST = 1.5
 MOST_SHARE = 0.1

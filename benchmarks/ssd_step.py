@@ -1,4 +1,7 @@
-"""A training step of the detector, batch 16: ours against plain Keras with two top_k in the loss and PyTorch."""
+"""A training step of the detector: ours against plain Keras with two top_k in the loss and PyTorch.
+
+Its batch is of 16 images, or of 4 where the processor has no bf16.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,19 @@ from typing import Any
 
 from benchmarks.detection_targets import CLASSES, make_targets
 from benchmarks.matrix_peak import build_product, count_operations, share_of_peak
-from benchmarks.measurement import Figure, compare, describe_rates, describe_timings, interleave, list_dtypes, main
+from benchmarks.measurement import (
+    Figure,
+    choose_amount,
+    compare,
+    describe_rates,
+    describe_timings,
+    interleave,
+    list_dtypes,
+    main,
+)
 from benchmarks.torch_process import start_torch
 
-BATCH = 16
+BATCH = choose_amount(16)
 REPEATS = 12
 WEIGHT_DECAY = 5e-4
 POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16"}
