@@ -268,6 +268,9 @@ ASSUMED_SPEEDS = (56.0, 28.0, 12.0, 1500.0)
 # the last. With each size: how many times as many it sees in that time.
 ENOUGH_IMAGES = 20000
 SHORT_SIZES: Mapping[int, float] = {96: 1.6, 64: 2.7}
+# A large data set is for ResNet-50 of 224 pixels, unless so many epochs of it do not fit into the minutes. It sees so
+# many times as many images as ResNet-18 of 128 pixels in that time.
+LARGE_EPOCHS, LARGE_SPEED = 3, 0.2
 NO_WEIGHTS = (
     "starts from random weights, from which a classifier learns more slowly than from those of ImageNet; "
     "`gaudi-datasets fetch weights resnet50` fetches these, and --weights with --model resnet50 takes them"
@@ -283,17 +286,19 @@ def choose_recipe(
     """
     from gaudi_apps.classification.plan import WARMUP_REASON, choose_warmup
 
-    is_large = images >= LARGE_SET
     wanted = 32 if host.device == "cpu" or images < SMALL_SET else 128
     speed = host.assume_speed(*ASSUMED_SPEEDS)
     choose_length = partial(choose_steps, config, given, epochs=EPOCHS, fewest=FEWEST_STEPS)
+    is_free = bool(config.recipe.minutes) and not {"model", "image_size", "weights"} & given
+    is_large = images >= LARGE_SET
+    if is_large and is_free:
+        is_large = int(choose_length(speed * LARGE_SPEED, 1).value) >= LARGE_EPOCHS * images
     size, of_size = (224, "details of a large data set") if is_large else (128, "fast, and enough for small data sets")
-    is_free = bool(config.recipe.minutes) and not is_large and not {"model", "image_size", "weights"} & given
-    for smaller in SHORT_SIZES if is_free else ():
+    for smaller in SHORT_SIZES if is_free and not is_large else ():
         if int(choose_length(speed * SHORT_SIZES.get(size, 1.0), 1).value) >= ENOUGH_IMAGES:
             break
         size, of_size = smaller, "little time: more of smaller images fit"
-    speed *= SHORT_SIZES.get(size, 1.0)
+    speed *= LARGE_SPEED if is_large else SHORT_SIZES.get(size, 1.0)
     own_batch, batch = choose_batch(config, given, wanted, workers)
     per_epoch = max(1, images // batch)
     length = choose_length(speed / batch, per_epoch)
@@ -314,7 +319,7 @@ def choose_recipe(
     ]
     if not is_large:
         choices += [
-            Choice("least_crop_area", 0.4, "small data sets: crops that show the object"),
+            Choice("least_crop_area", 0.4, "small data sets or little time: crops that show the object"),
             Choice("color_jitter", 0.2, "small data sets; give 0 where color tells the classes"),
             Choice("gray_probability", 0.2, "small data sets; give 0 where color tells the classes"),
         ]

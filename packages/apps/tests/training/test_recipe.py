@@ -691,8 +691,42 @@ def test_a_classifier_of_little_time_sees_more_of_smaller_images(minutes: float,
     for name in ("model", "image_size", "weights"):
         own = {flag: value for flag, value, _ in choose_flags(frozenset({name}), images=1000, host=slow).choices}
         assert own["image_size"] == 128
-    large = {flag: value for flag, value, _ in choose_flags(frozenset(), images=50000, host=slow).choices}
-    assert (large["batch_size"] * workers, large["image_size"]) == (32, 224)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "given", "network"),
+    [
+        (10.0, (), ("resnet18", 64)),
+        (60.0, (), ("resnet18", 128)),
+        (2000.0, (), ("resnet50_v1.5", 224)),
+        (0.0, (), ("resnet50_v1.5", 224)),
+        (10.0, ("model",), ("resnet50_v1.5", 224)),
+    ],
+)
+def test_a_large_data_set_has_a_large_classifier_where_there_is_time(
+    minutes: float, given: tuple[str, ...], network: tuple[str, int]
+) -> None:
+    slow, config = Host("cpu", 1, has_bf16=False, has_avx512=False), ResNetConfig()
+    config = replace_flags(config, {"data": "clothes", "minutes": minutes})
+    recipe = resnet_train.choose_recipe(config, frozenset(given), 1, images=50000, validates=True, host=slow)
+    values = {flag: value for flag, value, _ in recipe.choices}
+    assert (values["model"], values["image_size"]) == network
+    assert ("least_crop_area" in values) == (network[0] == "resnet18")
+
+
+def test_minutes_are_planned_by_the_speed_of_the_classifier() -> None:
+    slow, config = Host("cpu", 1, has_bf16=False, has_avx512=False), ResNetConfig()
+    config = replace_flags(config, {"data": "clothes", "minutes": 2000.0})
+    small, large = (
+        dict(
+            choice[:2]
+            for choice in resnet_train.choose_recipe(
+                config, frozenset(), 1, images=images, validates=True, host=slow
+            ).choices
+        )
+        for images in (1000, 50000)
+    )
+    assert large["steps"] == pytest.approx(resnet_train.LARGE_SPEED * small["steps"], rel=1e-3)
 
 
 def test_flags_of_the_user_win_over_the_recipe_of_a_classifier(clothes: Path) -> None:
