@@ -45,7 +45,6 @@ MEASURED = 0.65
 PATIENCE, GRACE_SECONDS = 2.0, 240.0
 # Of the benchmarks of a device.
 PACKAGES = {"cpu": "benchmarks", "gpu": "benchmarks.gpu"}
-SESSIONS = {"cpu": "bench", "gpu": "gpu"}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -100,8 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         outcomes.append(measure(name, seconds, package=PACKAGES[options.device]))
         print(f"took {time.monotonic() - began:.0f} s", flush=True)
         write_json(options.json, machine, outcomes)
-    former = split_machines(results.read_text(encoding="utf-8")) if results.exists() else {}
-    earlier = read_earlier(former.get(machine["machine"], ""))
+    former = results.read_text(encoding="utf-8") if results.exists() else ""
+    earlier = read_earlier(split_machines(former).get(machine["machine"], ""))
     print(f"\n{format_table(list_rows(outcomes))}\n")
     print(
         f"compared with {results.name}:" if earlier else f"{results.name} has no table of this machine to compare with"
@@ -111,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     minutes = (time.monotonic() - started) / 60
     print(f"{minutes:.1f} minutes; all details: {options.json}")
     if options.write_results:
-        results.write_text(format_results(machine, outcomes, former, SESSIONS[options.device]), encoding="utf-8")
+        results.write_text(format_results(machine, outcomes, former), encoding="utf-8")
         print(f"written: {results}")
     if failed := [outcome.benchmark for outcome in outcomes if not outcome.passed]:
         print(f"not met, or failed: {', '.join(failed)}", file=sys.stderr)

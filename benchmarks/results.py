@@ -140,33 +140,19 @@ def describe_machine() -> dict[str, str]:
     }
 
 
-def format_results(
-    machine: Mapping[str, str], outcomes: Iterable[Outcome], former: Mapping[str, str], session: str = "bench"
-) -> str:
-    """Format the file that is committed.
+def format_results(machine: Mapping[str, str], outcomes: Iterable[Outcome], former: str) -> str:
+    """Format the file that is committed: what it begins with, and the tables of other machines, stay as they are.
 
     Args:
         machine: as `describe_machine` describes it.
         outcomes: of this run.
-        former: the texts of all machines before, see `split_machines`; those of others stay.
-        session: of nox.
+        former: the text of the file before.
     """
-    explanation = (
-        f"Written by `nox -s {session} -- --write_results`, which leaves the tables of other machines. A later run is\n"
-        "compared with that of its machine. Candidates took turns (A B, A B); a ratio is the median over the rounds,\n"
-        "its spread the largest minus the smallest one."
-    )
-    if session == "bench":
-        explanation += (
-            "\n\nAccuracy for processor-minutes has files of its own, for [detectors](results_learning.md) and for\n"
-            "[classifiers](results_learning_classes.md), and so has [one GPU](results_gpu.md). Profiles show\n"
-            "[what bounds the steps and the input](README.md#what-bounds-the-steps-and-the-input)."
-        )
-    title = machine["machine"]
+    beginning = re.split(r"^## ", former, maxsplit=1, flags=re.MULTILINE)[0].strip() or "# Results of the benchmarks"
     lines = "\n".join(f"- {name}: {value}" for name, value in machine.items() if name != "machine")
-    texts = {**former, title: f"{lines}\n\n{format_table(list_rows(outcomes))}"}
+    texts = {**split_machines(former), machine["machine"]: f"{lines}\n\n{format_table(list_rows(outcomes))}"}
     sections = "\n".join(f"## {name}\n\n{text.strip()}\n" for name, text in texts.items())
-    return f"# Results of the benchmarks\n\n{explanation}\n\n{sections}"
+    return f"{beginning}\n\n{sections}"
 
 
 def format_number(value: float) -> str:
