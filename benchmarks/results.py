@@ -148,11 +148,11 @@ def format_results(machine: Mapping[str, str], outcomes: Iterable[Outcome], form
         outcomes: of this run.
         former: the text of the file before.
     """
-    beginning = re.split(r"^## ", former, maxsplit=1, flags=re.MULTILINE)[0].strip() or "# Results of the benchmarks"
+    preface = re.split(r"^## ", former, maxsplit=1, flags=re.MULTILINE)[0].strip() or "# Results of the benchmarks"
     lines = "\n".join(f"- {name}: {value}" for name, value in machine.items() if name != "machine")
     texts = {**split_machines(former), machine["machine"]: f"{lines}\n\n{format_table(list_rows(outcomes))}"}
     sections = "\n".join(f"## {name}\n\n{text.strip()}\n" for name, text in texts.items())
-    return f"{beginning}\n\n{sections}"
+    return f"{preface}\n\n{sections}"
 
 
 def format_number(value: float) -> str:

@@ -135,10 +135,10 @@ def test_others_on_the_machine_are_told() -> None:
 
 def test_a_committed_table_is_read_again() -> None:
     machine = {"machine": "some processor, 2 processors, 24 GiB", "date": "2030-01-01", "versions": "Python 3.11"}
-    beginning = "# Results\n\nBy hand.\n\n"
-    former = f"{beginning}## another\n\n- date: 2029-01-01\n\n## {machine['machine']}\n\n- date: 2029-01-02\n"
+    preface = "# Results\n\nBy hand.\n\n"
+    former = f"{preface}## another\n\n- date: 2029-01-01\n\n## {machine['machine']}\n\n- date: 2029-01-02\n"
     written = format_results(machine, OUTCOMES, former)
-    assert written.startswith(f"{beginning}## another\n")
+    assert written.startswith(f"{preface}## another\n")
     machines = split_machines(written)
     assert list(machines) == ["another", machine["machine"]]
     assert machines["another"].strip() == "- date: 2029-01-01"

@@ -268,8 +268,7 @@ ASSUMED_SPEEDS = (56.0, 28.0, 12.0, 1500.0)
 # the last. With each size: how many times as many it sees in that time.
 ENOUGH_IMAGES = 20000
 SHORT_SIZES: Mapping[int, float] = {96: 1.6, 64: 2.7}
-# A large data set is for ResNet-50 of 224 pixels, unless so many epochs of it do not fit into the minutes. It sees so
-# many times as many images as ResNet-18 of 128 pixels in that time.
+# Epochs of a large data set for which there must be time, and the speed of its network, of ResNet-18 with 128 pixels.
 LARGE_EPOCHS, LARGE_SPEED = 3, 0.2
 NO_WEIGHTS = (
     "starts from random weights, from which a classifier learns more slowly than from those of ImageNet; "
@@ -280,19 +279,15 @@ NO_WEIGHTS = (
 def choose_recipe(
     config: ResNetConfig, given: frozenset[str], workers: int, *, images: int, validates: bool, host: Host
 ) -> Recipe:
-    """Choose the flags of a training by the size of the data and the machine.
-
-    They were found on photographs of clothes, see configs/.
-    """
+    """Choose the flags of a training by the size of the data and the machine; they were found on photos of clothes."""
     from gaudi_apps.classification.plan import WARMUP_REASON, choose_warmup
 
     wanted = 32 if host.device == "cpu" or images < SMALL_SET else 128
     speed = host.assume_speed(*ASSUMED_SPEEDS)
     choose_length = partial(choose_steps, config, given, epochs=EPOCHS, fewest=FEWEST_STEPS)
     is_free = bool(config.recipe.minutes) and not {"model", "image_size", "weights"} & given
-    is_large = images >= LARGE_SET
-    if is_large and is_free:
-        is_large = int(choose_length(speed * LARGE_SPEED, 1).value) >= LARGE_EPOCHS * images
+    has_time = not is_free or int(choose_length(speed * LARGE_SPEED, 1).value) >= LARGE_EPOCHS * images
+    is_large = images >= LARGE_SET and has_time
     size, of_size = (224, "details of a large data set") if is_large else (128, "fast, and enough for small data sets")
     for smaller in SHORT_SIZES if is_free and not is_large else ():
         if int(choose_length(speed * SHORT_SIZES.get(size, 1.0), 1).value) >= ENOUGH_IMAGES:
