@@ -31,6 +31,7 @@ ROUNDS = 12
 MOST = 1.03
 READY = "ready"
 THREADS = len(os.sched_getaffinity(0))
+BATCH = 16  # of steps, in both versions
 INPUT_BATCHES = 40  # of a turn
 CONVERSIONS = 8  # of a turn: one is over before the processor has settled
 CLOCKS: Mapping[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
@@ -44,14 +45,14 @@ def choose_dtype() -> str:
 
 def build_ssd_step() -> Callable[[], object]:
     """Return a step of ssd_train."""
-    from benchmarks.ssd_step import BATCH, build_ours
+    from benchmarks.ssd_step import build_ours
 
     return build_ours(choose_dtype(), BATCH)[0]
 
 
 def build_resnet_step() -> Callable[[], object]:
     """Return a step of a ResNet-50."""
-    from benchmarks.resnet_step import BATCH, build_ours, make_batch
+    from benchmarks.resnet_step import build_ours, make_batch
 
     dtype = choose_dtype()
     step, _ = build_ours("resnet50", dtype)
