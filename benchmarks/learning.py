@@ -94,7 +94,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", choices=names, help="some of the programs")
     parser.add_argument("--variant", action="append", default=[], metavar="FLAGS", help="our program with these, too")
     parser.add_argument("--seed", type=int, default=0, help="of all trainings")
-    parser.add_argument("--output", type=Path, default=Path("runs/learning"), help="folder of all runs")
+    parser.add_argument("--output", type=Path, help="folder of all runs; default: runs/learning(_classes)")
     parser.add_argument("--write_results", action="store_true", help="add to the tables of the task, to be committed")
     return parser
 
@@ -109,6 +109,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--only {' '.join(sorted(others))}: is not of --task {options.task}")
     if not options.data.exists():
         parser.error(f"--data {options.data}: is not there")
+    options.output = options.output or Path("runs", task.results.stem.removeprefix("results_"))
     path = options.output / "given.json"
     given = {
         "data": str(options.data.resolve()), "seed": options.seed,

@@ -128,6 +128,8 @@ def test_a_detector_of_little_time_has_a_small_backbone(tmp_path: Path, monkeypa
         20.0: ("resnet18_half", 3462, 8),
         60.0: ("resnet18", 3763, 8),
     }
+    of_512 = dict(choice[:2] for choice in choose("image_size", minutes=60.0, host=one, image_size=512).choices)
+    assert (of_512["backbone"], of_512["steps"]) == ("resnet18_half", 3584)  # a third of as many images in the time
     assert choose(minutes=5.0, host=one).notes == ()  # nobody published weights of it
     assert "fetch weights resnet18`" in choose(minutes=60.0, host=one).notes[0]
     card = partial(choose, images=5000, host=Host("gpu", 16, has_bf16=True))
@@ -678,55 +680,77 @@ def test_a_classifier_of_folders_is_planned(clothes: Path, capsys: pytest.Captur
     assert all(entry["reason"] for entry in plan["recipe"])
 
 
+SLOW = Host("cpu", 1, has_bf16=False, has_avx512=False)
+CARD = Host("gpu", 8, has_bf16=True)
+
+
+def choose_classifier(
+    images: int, minutes: float = 0.0, *, workers: int = 1, host: Host = SLOW, **given: Any
+) -> dict[str, Any]:
+    """Return what the recipe of a classifier chooses where a user gives some flags."""
+    flags = {"data": "clothes", "minutes": minutes, "use_horovod": workers > 1, **given}
+    config = replace_flags(ResNetConfig(), flags)
+    names = frozenset(given)
+    recipe = resnet_train.choose_recipe(config, names, workers, images=images, validates=True, host=host)
+    return {choice.flag: choice.value for choice in recipe.choices}
+
+
 @pytest.mark.parametrize(
     ("minutes", "workers", "size"),
     [(2.0, 1, 64), (10.0, 1, 64), (25.0, 1, 96), (60.0, 1, 128), (2.0, 2, 64), (0.0, 1, 128)],
 )
 def test_a_classifier_of_little_time_sees_more_of_smaller_images(minutes: float, workers: int, size: int) -> None:
-    slow, config = Host("cpu", 1, has_bf16=False, has_avx512=False), ResNetConfig()
-    config = replace_flags(config, {"data": "clothes", "minutes": minutes, "use_horovod": workers > 1})
-    choose_flags = partial(resnet_train.choose_recipe, config, workers=workers, validates=True)
-    values = {flag: value for flag, value, _ in choose_flags(frozenset(), images=1000, host=slow).choices}
+    values = choose_classifier(1000, minutes, workers=workers)
     assert (values["batch_size"] * workers, values["image_size"]) == (32, size)
-    for name in ("model", "image_size", "weights"):
-        own = {flag: value for flag, value, _ in choose_flags(frozenset({name}), images=1000, host=slow).choices}
-        assert own["image_size"] == 128
+    assert choose_classifier(1000, minutes, workers=workers, weights="resnet18.npz")["image_size"] == 128
 
 
 @pytest.mark.parametrize(
-    ("minutes", "given", "network"),
+    ("minutes", "network"),
     [
-        (10.0, (), ("resnet18", 64)),
-        (60.0, (), ("resnet18", 128)),
-        (2000.0, (), ("resnet50_v1.5", 224)),
-        (0.0, (), ("resnet50_v1.5", 224)),
-        (10.0, ("model",), ("resnet50_v1.5", 224)),
+        (10.0, ("resnet18", 64)),
+        (60.0, ("resnet18", 128)),
+        (20000.0, ("resnet50_v1.5", 224)),
+        (0.0, ("resnet50_v1.5", 224)),
     ],
 )
-def test_a_large_data_set_has_a_large_classifier_where_there_is_time(
-    minutes: float, given: tuple[str, ...], network: tuple[str, int]
-) -> None:
-    slow, config = Host("cpu", 1, has_bf16=False, has_avx512=False), ResNetConfig()
-    config = replace_flags(config, {"data": "clothes", "minutes": minutes})
-    recipe = resnet_train.choose_recipe(config, frozenset(given), 1, images=50000, validates=True, host=slow)
-    values = {flag: value for flag, value, _ in recipe.choices}
+def test_a_large_data_set_has_a_large_classifier_where_there_is_time(minutes: float, network: tuple[str, int]) -> None:
+    values = choose_classifier(50000, minutes)
     assert (values["model"], values["image_size"]) == network
     assert ("least_crop_area" in values) == (network[0] == "resnet18")
 
 
+@pytest.mark.parametrize("images", [1000, 50000])
+@pytest.mark.parametrize("minutes", [0.0, 2.0, 10.0, 25.0, 60.0, 1000.0, 20000.0])
+def test_to_name_what_is_chosen_changes_nothing_else(images: int, minutes: float) -> None:
+    chosen = choose_classifier(images, minutes)
+    for names in (("model",), ("image_size",), ("model", "image_size"), ("batch_size",)):
+        assert choose_classifier(images, minutes, **{name: chosen[name] for name in names}) == chosen
+
+
 def test_minutes_are_planned_by_the_speed_of_the_classifier() -> None:
-    slow, config = Host("cpu", 1, has_bf16=False, has_avx512=False), ResNetConfig()
-    config = replace_flags(config, {"data": "clothes", "minutes": 2000.0})
-    small, large = (
-        dict(
-            choice[:2]
-            for choice in resnet_train.choose_recipe(
-                config, frozenset(), 1, images=images, validates=True, host=slow
-            ).choices
-        )
-        for images in (1000, 50000)
-    )
-    assert large["steps"] == pytest.approx(resnet_train.LARGE_SPEED * small["steps"], rel=1e-3)
+    small, large = choose_classifier(1000, 20000.0), choose_classifier(50000, 20000.0)
+    assert large["steps"] == pytest.approx(0.213 * small["steps"], rel=0.01)
+    named = choose_classifier(1000, 60.0, model="resnet50v2_keras", image_size=224)
+    assert named["steps"] == pytest.approx(0.213 * choose_classifier(1000, 60.0)["steps"], rel=0.02)
+    # A larger network has time for smaller images alone.
+    assert (
+        choose_classifier(1000, 60.0)["image_size"],
+        choose_classifier(1000, 60.0, model="resnet50")["image_size"],
+    ) == (*(128, 96),)
+
+
+def test_ranks_with_cards_of_their_own_have_time_for_more() -> None:
+    million = 1281167
+    alone, many = (choose_classifier(million, 60.0, workers=workers, host=CARD) for workers in (1, 8))
+    assert (alone["model"], many["model"]) == ("resnet18", "resnet50_v1.5")
+    assert 8 * many["batch_size"] == alone["batch_size"] == 128
+
+
+def test_steps_of_many_images_are_as_many_epochs() -> None:
+    few, more = (choose_classifier(images, host=CARD) for images in (1999, 2000))
+    assert (few["steps"] * few["batch_size"], more["steps"] * more["batch_size"]) == pytest.approx((99200, 96000))
+    assert choose_classifier(100, host=CARD)["steps"] == 2000
 
 
 def test_flags_of_the_user_win_over_the_recipe_of_a_classifier(clothes: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -158,21 +158,12 @@ def print_plan(
     document, rows = _describe_plan(config, training_set, plan)
     if config.flags.scaling.plan_ranks is not None:
         document |= _describe_scaling(config, plan, training_set.num_classes, document)
-    lines: Sequence[str] = ()
     if config.recipe.data is not None:
         from gaudi_apps.classification.data import open_found
 
-        lines = describe_found(config.recipe.data, open_found(config.recipe, config.run.device.seed))
+        document["found"] = describe_found(config.recipe.data, open_found(config.recipe, config.run.device.seed))
     print_report(
-        document,
-        rows,
-        plan,
-        model_dir=config.run.model_dir,
-        as_json=as_json,
-        launch=launch,
-        console=console,
-        recipe=recipe,
-        lines=lines,
+        document, rows, plan, recipe, model_dir=config.run.model_dir, as_json=as_json, launch=launch, console=console
     )
 
 

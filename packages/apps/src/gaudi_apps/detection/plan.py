@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -96,8 +96,9 @@ PEAK_RATE, BATCH_OF_PEAK_RATE = 0.024, 8
 FEW_STEPS, SHORT_ZOOM_IN = 1000, 0.8
 EPOCHS, FEWEST_STEPS = 50, 800
 WARMUP_SHARE, MOST_WARMUP_STEPS = 0.18, 150
-# Images a second to plan with: of a processor with bf16, with AVX-512, and with neither, and of an accelerator.
+# Images of 300 pixels a second to plan with: of a processor with bf16, AVX-512, and neither, and of an accelerator.
 ASSUMED_SPEEDS = (4.5, 2.5, 1.0, 250.0)
+WORK_OF_SIZES: Mapping[int, float] = {300: 1.0, 512: 3.0}
 # What has time for few steps with ResNet-34 learns more with the first of these that has time for enough, or with the
 # last. On accelerators FEW_STEPS are enough, and only the first is chosen: these speeds are of processors.
 ENOUGH_STEPS = 3000
@@ -117,7 +118,9 @@ def choose_recipe(
     """
     on_cpu = host.device == "cpu"
     wanted = 8 if on_cpu or images < 320 else 32
-    assumed, backbone = host.assume_speed(*ASSUMED_SPEEDS), str(config.network.backbone)
+    # Each rank has an accelerator of its own; processors are taken to be those of all.
+    assumed = host.assume_speed(*ASSUMED_SPEEDS) * (1 if on_cpu else workers) / WORK_OF_SIZES[config.network.image_size]
+    backbone = str(config.network.backbone)
     speed = assumed * SHORT_BACKBONES.get(backbone, 1.0)
     choose_length = partial(choose_steps, config, given, epochs=EPOCHS, fewest=FEWEST_STEPS)
     is_free = bool(config.recipe.minutes) and not {"backbone", "weights"} & given
@@ -272,20 +275,10 @@ def print_plan(
     rows += list_emphasis(emphasis)
     if frozen:
         rows.append(("frozen", "the backbone, with the statistics of its batch norms"))
-    lines: Sequence[str] = ()
     if config.recipe.data is not None:
-        lines = describe_found(config.recipe.data, open_found(config))
-    print_report(
-        document,
-        rows,
-        plan,
-        model_dir=config.run.model_dir,
-        as_json=config.run.json,
-        launch=launch,
-        console=console,
-        recipe=recipe,
-        lines=lines,
-    )
+        document["found"] = describe_found(config.recipe.data, open_found(config))
+    model_dir, as_json = config.run.model_dir, config.run.json
+    print_report(document, rows, plan, recipe, model_dir=model_dir, as_json=as_json, launch=launch, console=console)
 
 
 def describe_plan(

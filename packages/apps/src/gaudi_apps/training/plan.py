@@ -383,35 +383,32 @@ def print_report(
     document: Mapping[str, Any],
     rows: Iterable[tuple[str, str]],
     plan: Plan,
+    recipe: Recipe | None = None,
     *,
     model_dir: str | Path,
     as_json: bool,
     launch: LaunchReport | None = None,
     console: Console | None = None,
-    recipe: Recipe | None = None,
-    lines: Sequence[str] = (),
 ) -> None:
     """Print a plan as one JSON object, or as tables.
 
     Args:
-        document: the plan as JSON values by name.
+        document: the plan as JSON values by name; lines about the data are ``found``.
         rows: of its table.
         plan: whose learning rate and warnings are printed.
+        recipe: what was chosen from the data and the machine.
         model_dir: of the run.
         as_json: print the document.
         launch: the processes to start.
         console: to print to; standard output when None.
-        recipe: what was chosen from the data and the machine.
-        lines: about the data.
     """
     console = console or make_console(soft_wrap=True)
     if as_json:
-        found = {"found": [*lines]} if lines else {}
         chosen = {"recipe": recipe.as_json()} if recipe is not None and recipe.choices else {}
         launched = {"launch": None if launch is None else launch.as_json()}
-        console.print(json.dumps({**document, **found, **chosen, **launched}, indent=2))
+        console.print(json.dumps({**document, **chosen, **launched}, indent=2))
         return
-    for line in lines:
+    for line in document.get("found", ()):
         console.print(line)
     table = Table(title=f"Plan of {model_dir}", title_justify="left", show_header=False, box=None)
     for name, text in rows:
