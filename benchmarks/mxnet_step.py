@@ -24,7 +24,7 @@ from benchmarks.measurement import (
 from benchmarks.mxnet_loss import BATCH, CLASSES, make_targets
 
 REPEATS = 12
-EARLY_STEPS, MEMORY_STEPS = 20, max(100, choose_amount(200))
+EARLY_STEPS, MEMORY_STEPS = 20, max(40, choose_amount(200))
 MEMORY_BATCH = 1
 MIB = 2**20
 
