@@ -19,7 +19,6 @@ from PIL import Image
 
 from benchmarks.measurement import (
     Figure,
-    choose_amount,
     compare,
     data_folder,
     describe_rates,
@@ -73,9 +72,9 @@ def _compare(name: str, records: Path, images: int, budget_seconds: float) -> It
         "decode_float_then_crop": _plain_dataset(records, functools.partial(_load_plain, _decode_float_then_crop)),
         "decoding_alone": _plain_dataset(records, _load_eighth),
     }
-    turns = {key: _reader(dataset, choose_amount(images) // BATCH) for key, dataset in datasets.items()}
+    turns = {key: _reader(dataset, images // BATCH) for key, dataset in datasets.items()}
     timings = interleave(turns, 15, budget_seconds=budget_seconds)
-    note, details = describe_rates(timings, choose_amount(images)), describe_timings(timings)
+    note, details = describe_rates(timings, images), describe_timings(timings)
     for plain, least in {"decode_and_crop_jpeg": 1.0, "decode_then_crop": None, "decode_float_then_crop": None}.items():
         title = f"classification input, {name}: ours over {plain}"
         yield compare(title, timings, plain, "ours", least=least, note=note, details=details)

@@ -14,11 +14,11 @@ from typing import Any
 
 import psutil
 
-from benchmarks.measurement import Figure, choose_amount, compare, data_folder, describe_rates, interleave, main
+from benchmarks.measurement import Figure, compare, data_folder, describe_rates, interleave, main
 from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco
 from gaudi_datasets.detection.records import write_records
 
-IMAGES = choose_amount(24_000)  # 4 GB: on the 19 of COCO, starting processes weighs even less
+IMAGES = 24_000  # 4 GB: on the 19 of COCO, starting processes weighs even less
 LEAST_SPEED = 0.8
 MOST_MEMORY = 1.2  # each process holds the boxes: some 300 bytes an image, of whose pixels it holds one
 

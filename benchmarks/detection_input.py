@@ -13,7 +13,6 @@ from typing import Any
 
 from benchmarks.measurement import (
     Figure,
-    choose_amount,
     compare,
     data_folder,
     describe_rates,
@@ -28,7 +27,7 @@ from gaudi_datasets.detection.sources import DetectionSource, RecordSource
 from gaudi_datasets.sampling import InputOptions
 
 BATCH_SIZE = 32
-STEPS = choose_amount(40)  # of a repeat
+STEPS = 40  # of a repeat
 REPEATS = 9
 LEAST_RATIO = 2.5
 LEAST_RATE = 350.0

@@ -15,7 +15,7 @@ from gaudi_datasets.detection.sources import CocoSource
 from gaudi_datasets.sampling import InputOptions
 
 BATCH = choose_amount(16)
-STEPS = choose_amount(4)  # of a turn
+STEPS = 4  # of a turn
 REPEATS = 10
 LEAST = 0.95
 

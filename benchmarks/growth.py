@@ -13,12 +13,12 @@ from typing import Any
 import psutil
 
 from benchmarks.detection_input import RepeatedSource, write_photographs
-from benchmarks.measurement import Figure, choose_amount, compare, describe_rates, interleave, main
+from benchmarks.measurement import Figure, compare, describe_rates, interleave, main
 from gaudi_datasets.detection.sources import RecordSource
 from gaudi_datasets.sampling import InputOptions
 
 BATCH = 16
-STEPS = choose_amount(30)  # of a turn
+STEPS = 30  # of a turn
 EPOCHS = 10
 RECORDS = (10**3, 10**6)
 REPEATS = 9

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.detection_input import BATCH_SIZE, RepeatedSource, write_photographs
 from benchmarks.environments import ROOT, TORCHVISION, make_environment
-from benchmarks.measurement import Figure, choose_amount, data_folder, main
+from benchmarks.measurement import Figure, data_folder, main
 from benchmarks.processor_time import run_measured
 from gaudi_datasets.detection.colors import color_image, resize_image
 from gaudi_datasets.detection.samples import draw_sample
@@ -30,8 +30,8 @@ from gaudi_datasets.sampling import InputOptions
 from gaudi_ops import SSD300
 
 GRAIN = ("grain==0.2.18", *(f"--editable={ROOT / 'packages' / name}" for name in ("ops", "datasets")))
-SHORT, LONG = 4, 4 + choose_amount(20)  # steps of a loader's two runs
-EPOCHS = choose_amount(4)  # of the parts in a round
+SHORT, LONG = 4, 24  # steps of a loader's two runs
+EPOCHS = 4  # of the parts in a round
 LEAST_ROUNDS = 3
 LEAST_RATIO, LEAST_SHARE = 2.5, 0.6
 PARTS = ("reading", "draws", "decoding", "resizing", "colours", "targets")

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.measurement import Figure, choose_amount, data_folder, main
+from benchmarks.measurement import Figure, data_folder, main
 from gaudi_datasets.detection.coco import read_coco
 from gaudi_datasets.detection.records import write_records
 from gaudi_datasets.detection.sources import RecordSource
@@ -34,7 +34,7 @@ def run(budget_seconds: float) -> Iterator[Figure]:
         (shard,) = records.glob("train-*")
         size = shard.stat().st_size
         many = repeat_shard(shard, Path(folder) / "many", 2 * psutil.virtual_memory().total // size)
-        yield from measure("a data set twice as large as memory", many, steps=choose_amount(100))
+        yield from measure("a data set twice as large as memory", many, steps=100)
         few = repeat_shard(shard, Path(folder) / "few", 4)
         yield from measure("a small data set", few, steps=len(RecordSource(few, "train")) // BATCH)
 

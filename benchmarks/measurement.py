@@ -28,7 +28,7 @@ def list_dtypes() -> tuple[str, ...]:
 
 
 def choose_amount(most: int) -> int:
-    """Return how many images or steps to measure with: a quarter where the processor has no bf16.
+    """Return how many images to measure with, as the figure's name tells: a quarter where the processor has no bf16.
 
     A step of 16 images takes 14 seconds there, and a round of four candidates a minute.
     """

@@ -13,7 +13,6 @@ import psutil
 from benchmarks.detection_input import write_photographs
 from benchmarks.measurement import (
     Figure,
-    choose_amount,
     compare,
     describe_rates,
     describe_timings,
@@ -24,7 +23,7 @@ from benchmarks.measurement import (
 from benchmarks.mxnet_loss import BATCH, CLASSES, make_targets
 
 REPEATS = 12
-EARLY_STEPS, MEMORY_STEPS = 20, max(40, choose_amount(200))
+EARLY_STEPS, MEMORY_STEPS = 20, 200 if "bf16" in list_dtypes() else 100
 MEMORY_BATCH = 1
 MIB = 2**20
 

@@ -81,14 +81,16 @@ def split_machines(text: str) -> dict[str, str]:
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
+def read_rows(text: str) -> list[tuple[str, ...]]:
+    """Read the rows of a machine's committed table, as texts for `COLUMNS`."""
+    rows = [tuple(cell.strip() for cell in line.strip().strip("|").split("|")) for line in text.splitlines()]
+    return [row for row in rows if len(row) == len(COLUMNS) and row != COLUMNS and not row[0].startswith("-")]
+
+
 def read_earlier(text: str) -> Earlier:
     """Read the values of a machine's committed table by benchmark and figure."""
-    values = {}
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if len(cells) == len(COLUMNS) and (number := re.match(r"-?\d[\d.e+-]*", cells[2])):
-            values[cells[0], cells[1]] = float(number[0])
-    return values
+    numbers = {(row[0], row[1]): re.match(r"-?\d[\d.e+-]*", row[2]) for row in read_rows(text)}
+    return {key: float(number[0]) for key, number in numbers.items() if number}
 
 
 def compare_with(earlier: Earlier, outcomes: Iterable[Outcome]) -> list[str]:
@@ -140,17 +142,27 @@ def describe_machine() -> dict[str, str]:
     }
 
 
-def format_results(machine: Mapping[str, str], outcomes: Iterable[Outcome], former: str) -> str:
-    """Format the file that is committed: what it begins with, and the tables of other machines, stay as they are.
+def format_results(
+    machine: Mapping[str, str], outcomes: Sequence[Outcome], former: str, benchmarks: Iterable[str]
+) -> str:
+    """Format the file that is committed.
+
+    What it begins with, the tables of other machines, and rows of benchmarks that did not run stay as they are.
 
     Args:
         machine: as `describe_machine` describes it.
         outcomes: of this run.
         former: the text of the file before.
+        benchmarks: all names, in the order of the table.
     """
     preface = re.split(r"^## ", former, maxsplit=1, flags=re.MULTILINE)[0].strip() or "# Results of the benchmarks"
-    lines = "\n".join(f"- {name}: {value}" for name, value in machine.items() if name != "machine")
-    texts = {**split_machines(former), machine["machine"]: f"{lines}\n\n{format_table(list_rows(outcomes))}"}
+    texts, places = split_machines(former), {name: place for place, name in enumerate(benchmarks)}
+    ran = {outcome.benchmark for outcome in outcomes}
+    kept = [row for row in read_rows(texts.get(machine["machine"], "")) if row[0] not in ran]
+    rows = sorted([*kept, *list_rows(outcomes)], key=lambda row: places.get(row[0], len(places)))
+    lines = [f"- {name}: {value}" for name, value in machine.items() if name != "machine"]
+    lines += [f"- of an earlier run: {', '.join(dict.fromkeys(row[0] for row in kept))}"] if kept else []
+    texts[machine["machine"]] = "\n".join([*lines, "", format_table(rows)])
     sections = "\n".join(f"## {name}\n\n{text.strip()}\n" for name, text in texts.items())
     return f"{preface}\n\n{sections}"
 

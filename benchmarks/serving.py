@@ -28,14 +28,14 @@ import numpy as np
 import psutil
 from PIL import Image
 
-from benchmarks.measurement import Figure, choose_amount, main
+from benchmarks.measurement import Figure, main
 
 TESTS = Path(__file__).resolve().parents[1] / "packages" / "apps" / "tests"
-REQUESTS, CLIENTS, HOSTILE_SHARE, SEED = choose_amount(10_000), 32, 0.05, 0
+REQUESTS, CLIENTS, HOSTILE_SHARE, SEED = 10_000, 32, 0.05, 0
 SHARE_DRAWN = 0.1
 IMAGES = 24
 SECONDS_ALLOWED, MEGABYTES_ALLOWED = 10, 2
-HALF_LOAD_REQUESTS = choose_amount(1500)
+HALF_LOAD_REQUESTS = 1500
 PATIENCE = 120  # seconds after which an answer that has not come never will
 
 

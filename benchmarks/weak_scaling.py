@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.measurement import Figure, Timing, choose_amount, compare, data_folder, describe_rates, main
+from benchmarks.measurement import Figure, Timing, compare, data_folder, describe_rates, main
 
-BATCH = choose_amount(4)
+BATCH = 4
 # The first steps compile, and find data waiting that was read meanwhile.
 FIRST, STEPS = 3, 10
 ROUNDS = 3

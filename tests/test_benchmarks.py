@@ -27,6 +27,7 @@ from benchmarks.results import (  # noqa: E402
     format_results,
     list_rows,
     read_earlier,
+    read_rows,
     split_machines,
 )
 
@@ -90,8 +91,7 @@ def test_the_peak_comes_first() -> None:
 def test_selection(capsys: pytest.CaptureFixture[str]) -> None:
     assert program.parse([]).only is None
     assert program.parse(["--only", "startup", "ssd_step", "--minutes", "10"]).only == ["startup", "ssd_step"]
-    refused = ["--only", "nothing"], ["--minutes", "0"], ["--only", "startup", "--write_results"]
-    for flag, arguments in zip(("--only", "--minutes", "--write_results"), refused, strict=True):
+    for flag, arguments in {"--only": ["--only", "nothing"], "--minutes": ["--minutes", "0"]}.items():
         with pytest.raises(SystemExit) as end:
             program.parse(arguments)
         assert end.value.code == 2
@@ -137,7 +137,7 @@ def test_a_committed_table_is_read_again() -> None:
     machine = {"machine": "some processor, 2 processors, 24 GiB", "date": "2030-01-01", "versions": "Python 3.11"}
     preface = "# Results\n\nBy hand.\n\n"
     former = f"{preface}## another\n\n- date: 2029-01-01\n\n## {machine['machine']}\n\n- date: 2029-01-02\n"
-    written = format_results(machine, OUTCOMES, former)
+    written = format_results(machine, OUTCOMES, former, ("ssd_step", "startup"))
     assert written.startswith(f"{preface}## another\n")
     machines = split_machines(written)
     assert list(machines) == ["another", machine["machine"]]
@@ -153,6 +153,19 @@ def test_a_committed_table_is_read_again() -> None:
         ("ssd_step", "memory"): 1.01,
     }
     assert compare_with(read_earlier(text), OUTCOMES) == []
+
+
+def test_rows_of_benchmarks_that_did_not_run_stay() -> None:
+    machine, names = {"machine": "some processor", "date": "2030-01-01"}, ("startup", "ssd_step", "memory")
+    former = format_results(machine, OUTCOMES, "", names)
+    again = [Outcome("memory", FIGURES[3:]), Outcome("startup", (Figure("help", 0.2, "s"),))]
+    text = split_machines(format_results({**machine, "date": "2030-01-02"}, again, former, names))["some processor"]
+    assert [row[:3] for row in read_rows(text)] == [
+        ("startup", "help", "0.2 s"),
+        *(row[:3] for row in read_rows(former) if row[0] == "ssd_step"),
+        ("memory", "memory", "1.01 x"),
+    ]
+    assert [line.partition(": ")[2] for line in text.strip().splitlines()[:2]] == ["2030-01-02", "ssd_step"]
 
 
 def test_changes_are_told_by_direction() -> None:

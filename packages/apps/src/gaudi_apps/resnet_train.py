@@ -285,20 +285,20 @@ def choose_recipe(
     # Each rank has an accelerator of its own; processors are taken to be those of all.
     speed = host.assume_speed(*ASSUMED_SPEEDS) * (1 if on_cpu else workers)
     choose_length = partial(choose_steps, config, given, epochs=EPOCHS)
-    is_free = bool(config.recipe.minutes) and "weights" not in given
+    sizes = SIZES[:1] if "weights" in given else SIZES
 
     def has_time(images: int, model: str, size: int) -> bool:
         rate = speed * compare_speed(model, size, on_cpu=on_cpu)
-        return not is_free or int(choose_length(rate, 1, fewest=0).value) >= images
+        return not config.recipe.minutes or int(choose_length(rate, 1, fewest=0).value) >= images
 
     is_large = images >= LARGE_SET and has_time(max(LARGE_EPOCHS * images, LARGE_IMAGES), "resnet50", 224)
     model = config.training.model if "model" in given else "resnet50_v1.5" if is_large else "resnet18"
-    size = 224 if is_large else next((one for one in SIZES if has_time(ENOUGH_IMAGES, model, one)), SIZES[-1])
+    size = 224 if is_large else next((one for one in sizes if has_time(ENOUGH_IMAGES, model, one)), sizes[-1])
     wanted = SMALL_BATCH if on_cpu or images < SMALL_SET else 128
     own_batch, batch = choose_batch(config, given, wanted, workers)
     per_epoch = max(1, images // batch)
     speed *= compare_speed(model, config.data.image_size if "image_size" in given else size, on_cpu=on_cpu)
-    fewest = min(FEWEST_STEPS, FEWEST_STEPS * SMALL_BATCH // batch)
+    fewest = min(FEWEST_STEPS, max(1, FEWEST_STEPS * SMALL_BATCH // batch))
     length = choose_length(speed / batch, per_epoch, fewest=fewest)
     steps = int(length.value)
     choices = [
@@ -331,8 +331,10 @@ def compare_speed(model: str, size: int, *, on_cpu: bool) -> float:
     """Return the speed of a network with images of a size, in that of ResNet-18 with 128 pixels; it is about right.
 
     Measured on processors: 1.6 and 2.7 with 96 and 64 pixels, and .2 for ResNet-50 with 224. This is 1.6, 3.0 and .2.
+    The power of accelerators is a guess.
     """
-    known = SAME_MODELS.get(model, model).removesuffix("_keras").removesuffix("v2")
+    name = SAME_MODELS.get(model, model).removesuffix("_keras").removesuffix("v2")
+    known = name if name in RESNETS else "resnet50"  # an unknown one is refused later
     usual, work = (
         sum(unit.count_weights(channels) * side**2 for unit, channels, side in list_convolutions(RESNETS[name], pixels))
         for name, pixels in (("resnet18", SIZES[0]), (known, size))

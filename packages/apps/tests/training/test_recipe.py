@@ -710,6 +710,7 @@ def test_a_classifier_of_little_time_sees_more_of_smaller_images(minutes: float,
     [
         (10.0, ("resnet18", 64)),
         (60.0, ("resnet18", 128)),
+        (3000.0, ("resnet18", 128)),  # five epochs, and no million images
         (20000.0, ("resnet50_v1.5", 224)),
         (0.0, ("resnet50_v1.5", 224)),
     ],
@@ -717,6 +718,8 @@ def test_a_classifier_of_little_time_sees_more_of_smaller_images(minutes: float,
 def test_a_large_data_set_has_a_large_classifier_where_there_is_time(minutes: float, network: tuple[str, int]) -> None:
     values = choose_classifier(50000, minutes)
     assert (values["model"], values["image_size"]) == network
+    fetched = choose_classifier(50000, minutes, model="resnet50", weights="resnet50.npz")
+    assert fetched["image_size"] == max(network[1], 128)
     assert ("least_crop_area" in values) == (network[0] == "resnet18")
 
 
@@ -734,10 +737,8 @@ def test_minutes_are_planned_by_the_speed_of_the_classifier() -> None:
     named = choose_classifier(1000, 60.0, model="resnet50v2_keras", image_size=224)
     assert named["steps"] == pytest.approx(0.213 * choose_classifier(1000, 60.0)["steps"], rel=0.02)
     # A larger network has time for smaller images alone.
-    assert (
-        choose_classifier(1000, 60.0)["image_size"],
-        choose_classifier(1000, 60.0, model="resnet50")["image_size"],
-    ) == (*(128, 96),)
+    assert choose_classifier(1000, 60.0)["image_size"] == 128
+    assert choose_classifier(1000, 60.0, model="resnet101")["image_size"] == 64
 
 
 def test_ranks_with_cards_of_their_own_have_time_for_more() -> None:
@@ -745,12 +746,26 @@ def test_ranks_with_cards_of_their_own_have_time_for_more() -> None:
     alone, many = (choose_classifier(million, 60.0, workers=workers, host=CARD) for workers in (1, 8))
     assert (alone["model"], many["model"]) == ("resnet18", "resnet50_v1.5")
     assert 8 * many["batch_size"] == alone["batch_size"] == 128
+    config = replace_flags(SSDConfig(), {"data": "cells", "minutes": 60.0, "use_horovod": True})
+    lengths = []
+    for workers in (1, 8):
+        recipe = choose_recipe(config, frozenset(), workers, images=5000, validates=True, host=CARD)
+        values = {choice.flag: choice.value for choice in recipe.choices}
+        lengths.append(values["steps"] * values["batch_size"] * workers)
+    assert lengths[1] == pytest.approx(8 * lengths[0], rel=0.01)
 
 
 def test_steps_of_many_images_are_as_many_epochs() -> None:
     few, more = (choose_classifier(images, host=CARD) for images in (1999, 2000))
     assert (few["steps"] * few["batch_size"], more["steps"] * more["batch_size"]) == pytest.approx((99200, 96000))
     assert choose_classifier(100, host=CARD)["steps"] == 2000
+
+
+@pytest.mark.parametrize("name", ["resnet51", "", "resnet50v3_keras"])
+def test_an_unknown_classifier_is_refused_with_data_too(clothes: Path, name: str) -> None:
+    with pytest.raises(FlagError) as caught:
+        resnet_train.PROGRAM.parse(["--data", str(clothes), "--model", name])
+    assert (caught.value.flag, caught.value.exit_status) == ("--model", 64)
 
 
 def test_flags_of_the_user_win_over_the_recipe_of_a_classifier(clothes: Path) -> None:
