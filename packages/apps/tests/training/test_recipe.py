@@ -750,7 +750,7 @@ def test_ranks_with_cards_of_their_own_have_time_for_more() -> None:
     lengths = []
     for workers in (1, 8):
         recipe = choose_recipe(config, frozenset(), workers, images=5000, validates=True, host=CARD)
-        values = {choice.flag: choice.value for choice in recipe.choices}
+        values: dict[str, Any] = {choice.flag: choice.value for choice in recipe.choices}
         lengths.append(values["steps"] * values["batch_size"] * workers)
     assert lengths[1] == pytest.approx(8 * lengths[0], rel=0.01)
 
