@@ -261,7 +261,8 @@ def _make_rate(config: ResNetConfig, preset: Preset, batch: int, workers: int) -
 
 
 SMALL_SET, LARGE_SET = 2000, 20000  # images
-EPOCHS, FEWEST_STEPS, SMALL_BATCH = 50, 2000, 32
+# What has time for fewer images than these learns more from steps of 8, for they are four times as many.
+EPOCHS, FEWEST_STEPS, SMALL_BATCH, FEWEST_IMAGES = 50, 2000, 32, 6400
 # Images of 128 pixels a second to plan with: of a processor with bf16, AVX-512, and neither, and of an accelerator.
 ASSUMED_SPEEDS = (56.0, 28.0, 12.0, 1500.0)
 # A large data set has ResNet-50 and 224 pixels where there is time for so many epochs and images of it, by a guess.
@@ -294,10 +295,11 @@ def choose_recipe(
     is_large = images >= LARGE_SET and has_time(max(LARGE_EPOCHS * images, LARGE_IMAGES), "resnet50", 224)
     model = config.training.model if "model" in given else "resnet50_v1.5" if is_large else "resnet18"
     size = 224 if is_large else next((one for one in sizes if has_time(ENOUGH_IMAGES, model, one)), sizes[-1])
-    wanted = SMALL_BATCH if on_cpu or images < SMALL_SET else 128
+    pixels = config.data.image_size if "image_size" in given else size
+    wanted = 128 if images >= SMALL_SET and not on_cpu else SMALL_BATCH if has_time(FEWEST_IMAGES, model, pixels) else 8
     own_batch, batch = choose_batch(config, given, wanted, workers)
     per_epoch = max(1, images // batch)
-    speed *= compare_speed(model, config.data.image_size if "image_size" in given else size, on_cpu=on_cpu)
+    speed *= compare_speed(model, pixels, on_cpu=on_cpu)
     fewest = min(FEWEST_STEPS, max(1, FEWEST_STEPS * SMALL_BATCH // batch))
     length = choose_length(speed / batch, per_epoch, fewest=fewest)
     steps = int(length.value)
@@ -305,7 +307,7 @@ def choose_recipe(
         *([] if {"steps", "epochs"} & given else [length]),
         Choice("model", model, "details of a large data set" if is_large else "few images or little time"),
         Choice("image_size", size, OF_SIZES.get(size, "little time: more of smaller images fit")),
-        Choice("batch_size", own_batch, f"for {count_things(images, 'image')} on {host.describe()}"),
+        Choice("batch_size", own_batch, f"for {count_things(images, 'image')} and the time, on {host.describe()}"),
         choose_type(host),
         Choice("optimizer", "Adam", "needs no search for a rate"),
         COSINE,
@@ -330,8 +332,7 @@ def choose_recipe(
 def compare_speed(model: str, size: int, *, on_cpu: bool) -> float:
     """Return the speed of a network with images of a size, in that of ResNet-18 with 128 pixels; it is about right.
 
-    Measured on processors: 1.6 and 2.7 with 96 and 64 pixels, and .2 for ResNet-50 with 224. This is 1.6, 3.0 and .2.
-    The power of accelerators is a guess.
+    On processors 1.6, 2.7 and .2 were measured for 96 and 64 pixels, and ResNet-50 with 224; others are guessed.
     """
     name = SAME_MODELS.get(model, model).removesuffix("_keras").removesuffix("v2")
     known = name if name in RESNETS else "resnet50"  # an unknown one is refused later

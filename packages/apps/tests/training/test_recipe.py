@@ -696,12 +696,22 @@ def choose_classifier(
 
 
 @pytest.mark.parametrize(
-    ("minutes", "workers", "size"),
-    [(2.0, 1, 64), (10.0, 1, 64), (25.0, 1, 96), (60.0, 1, 128), (2.0, 2, 64), (0.0, 1, 128)],
+    ("minutes", "workers", "size", "batch"),
+    [
+        (2.0, 1, 64, 8),
+        (5.0, 1, 64, 32),
+        (10.0, 1, 64, 32),
+        (25.0, 1, 96, 32),
+        (60.0, 1, 128, 32),
+        (2.0, 2, 64, 8),
+        (0.0, 1, 128, 32),
+    ],
 )
-def test_a_classifier_of_little_time_sees_more_of_smaller_images(minutes: float, workers: int, size: int) -> None:
+def test_a_classifier_of_little_time_sees_more_of_smaller_images(
+    minutes: float, workers: int, size: int, batch: int
+) -> None:
     values = choose_classifier(1000, minutes, workers=workers)
-    assert (values["batch_size"] * workers, values["image_size"]) == (32, size)
+    assert (values["batch_size"] * workers, values["image_size"]) == (batch, size)
     assert choose_classifier(1000, minutes, workers=workers, weights="resnet18.npz")["image_size"] == 128
 
 
