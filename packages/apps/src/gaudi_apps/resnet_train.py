@@ -299,7 +299,7 @@ def choose_recipe(
     wanted = 128 if images >= SMALL_SET and not on_cpu else SMALL_BATCH if has_time(FEWEST_IMAGES, model, pixels) else 8
     own_batch, batch = choose_batch(config, given, wanted, workers)
     per_epoch = max(1, images // batch)
-    speed *= compare_speed(model, pixels, on_cpu=on_cpu)
+    speed *= compare_speed(model, pixels, on_cpu=on_cpu) * (1 if batch >= SMALL_BATCH else 0.7)
     fewest = min(FEWEST_STEPS, max(1, FEWEST_STEPS * SMALL_BATCH // batch))
     length = choose_length(speed / batch, per_epoch, fewest=fewest)
     steps = int(length.value)

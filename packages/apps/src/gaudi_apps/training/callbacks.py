@@ -412,7 +412,7 @@ def fit_to_time(
     """
     app = session.app
     plan, recipe = app.make_plan(data.num_images), app.recipe
-    say(f"measuring the first steps, to fit the training into {minutes:g} minutes")
+    say(f"measuring the first steps, to fit the training into {minutes:g} minute{'s' * (minutes != 1)}")
     state = task.read_state()
     step = _measure_steps(session, task, data, plan, min(MEASURED_SECONDS, 0.05 * minutes * 60))
     per_image = 0.0 if evaluator is None else evaluator.measure(task)

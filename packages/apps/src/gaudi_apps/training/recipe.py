@@ -94,9 +94,9 @@ class Recipe:
         return any(choice.flag == flag for choice in self.effective)
 
     def list_rows(self) -> list[tuple[str, str, str]]:
-        """Return flag, value and reason of each choice; a flag that the user gives has no value here."""
+        """Return flag, value and reason of each choice; a flag that the user gives has neither here."""
         return [
-            (flag, "as given" if flag in self.replaced else format_value(value), reason)
+            (flag, "as given", "") if flag in self.replaced else (flag, format_value(value), reason)
             for flag, value, reason in self.choices
         ]
 
