@@ -43,6 +43,8 @@ MINUTES = 25.0
 MEASURED = 0.65
 # One that takes so many times its seconds, and this much longer, is ended.
 PATIENCE, GRACE_SECONDS = 2.0, 420.0
+# After so many times the minutes of all, what runs is ended, and nothing more is begun.
+MOST = 1.2
 # Of the benchmarks of a device.
 PACKAGES = {"cpu": "benchmarks", "gpu": "benchmarks.gpu"}
 
@@ -53,7 +55,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="what computes; default: cpu")
     names = f"{', '.join(SHARES)}; on a GPU {', '.join(GPU_SHARES)}"
     parser.add_argument("--only", nargs="+", metavar="NAME", help=f"some of {names}; default: all of the device")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="about how long all take together")
+    parser.add_argument(
+        "--minutes", type=float, default=MINUTES, help="about how long all take together; a fifth more at most"
+    )
     parser.add_argument("--json", type=Path, default=Path("runs/bench.json"), help="file for all details")
     parser.add_argument(
         "--write_results",
@@ -90,16 +94,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return error.exit_status
     prepare_environments(names)
     outcomes: list[Outcome] = []
+    omitted: list[str] = []
     # So that a benchmark ends with this program.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     started = time.monotonic()
     for number, name in enumerate(names, 1):
         left = max(0.0, 60 * options.minutes - (time.monotonic() - started))
         seconds = deal_seconds(name, names[number:], left, shares)
-        print(f"== {name} ({number} of {len(names)}, about {seconds:.0f} s)", flush=True)
         began = time.monotonic()
-        outcomes.append(measure(name, seconds, package=PACKAGES[options.device]))
-        print(f"took {time.monotonic() - began:.0f} s", flush=True)
+        rest = MOST * 60 * options.minutes - (began - started)
+        if rest <= 0:
+            omitted.append(name)
+            continue
+        print(f"== {name} ({number} of {len(names)}, about {seconds:.0f} s)", flush=True)
+        limit = min(rest, PATIENCE * seconds + GRACE_SECONDS)
+        outcome = measure(name, seconds, limit=limit, package=PACKAGES[options.device])
+        took = time.monotonic() - began
+        print(f"took {took:.0f} s", flush=True)
+        if outcome.error and took >= rest:
+            omitted.append(name)
+            continue
+        outcomes.append(outcome)
         write_json(options.json, machine, outcomes)
     former = results.read_text(encoding="utf-8") if results.exists() else ""
     earlier = read_earlier(split_machines(former).get(machine["machine"], ""))
@@ -114,9 +129,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.write_results:
         results.write_text(format_results(machine, outcomes, former, shares), encoding="utf-8")
         print(f"written: {results}")
+    if omitted:
+        print(f"no time was left; they run by --only {' '.join(omitted)}", file=sys.stderr)
     if failed := [outcome.benchmark for outcome in outcomes if not outcome.passed]:
         print(f"not met, or failed: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
+    return 1 if failed or omitted else 0
 
 
 def prepare_environments(names: Sequence[str]) -> None:
@@ -129,16 +146,15 @@ def prepare_environments(names: Sequence[str]) -> None:
             print(f"an environment cannot be made: {error}", file=sys.stderr)
 
 
-def measure(name: str, seconds: float, *, limit: float | None = None, package: str = "benchmarks") -> Outcome:
+def measure(name: str, seconds: float, *, limit: float, package: str = "benchmarks") -> Outcome:
     """Run one benchmark in a process of its own, which is ended where it takes much longer than it may.
 
     Args:
         name: of the module.
         seconds: that it should take.
-        limit: seconds after which it is ended; default: `PATIENCE` and `GRACE_SECONDS` say.
+        limit: seconds after which it is ended.
         package: of the module.
     """
-    limit = PATIENCE * seconds + GRACE_SECONDS if limit is None else limit
     with tempfile.TemporaryDirectory() as folder:
         figures, errors = Path(folder) / "figures.json", Path(folder) / "errors"
         command = [sys.executable, "-m", f"{package}.{name}", "--budget_seconds", f"{MEASURED * seconds:g}"]

@@ -46,7 +46,7 @@ def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
     (tmp_path / "made").mkdir()
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
 
-    def run(text: str, limit: float | None = None) -> Outcome:
+    def run(text: str, limit: float = 600.0) -> Outcome:
         (tmp_path / "made" / "one.py").write_text(text)
         return program.measure("one", 1.0, limit=limit, package="made")
 
@@ -216,7 +216,7 @@ def test_others_go_on_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcomes = {"matrix_peak": Outcome("matrix_peak", FIGURES), "startup": OUTCOMES[1]}
-    monkeypatch.setattr(program, "measure", lambda name, seconds, package: outcomes[name])
+    monkeypatch.setattr(program, "measure", lambda name, seconds, limit, package: outcomes[name])
     monkeypatch.setattr(program, "RESULTS", tmp_path / "results.md")
     monkeypatch.setattr(program, "SHARES", {name: SHARES[name] for name in outcomes})
     path = tmp_path / "folder" / "bench.json"
@@ -229,6 +229,27 @@ def test_others_go_on_after_a_failure(
     assert captured.err.endswith(": matrix_peak, startup\n")
     program.main(["--json", str(path)])
     assert "compared with results.md:" in capsys.readouterr().out
+
+
+def test_what_has_no_time_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moments = iter([0.0, 0.0, 0.0, 50.0, 50.0, 50.0, 80.0, 80.0, 80.0, 80.0])  # seconds: begin, and of each benchmark
+    limits = {}
+
+    def measure(name: str, seconds: float, *, limit: float, package: str) -> Outcome:
+        limits[name] = limit
+        return Outcome(name, (), "ended" if name == "ssd_step" else "")
+
+    monkeypatch.setattr(program, "measure", measure)
+    monkeypatch.setattr(program, "prepare_environments", lambda names: None)
+    monkeypatch.setattr(program.time, "monotonic", lambda: next(moments))
+    path = tmp_path / "bench.json"
+    names = ["matrix_peak", "ssd_step", "startup"]
+    assert program.main(["--only", *names, "--minutes", "1", "--json", str(path)]) == 1
+    assert limits["ssd_step"] == pytest.approx(1.2 * 60 - 50)
+    assert [each["benchmark"] for each in json.loads(path.read_text())["benchmarks"]] == ["matrix_peak"]
+    assert capsys.readouterr().err.split("--only ")[1].split() == names[1:]
 
 
 def test_the_machine_is_described() -> None:
