@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results.write_text(format_results(machine, outcomes, former, shares), encoding="utf-8")
         print(f"written: {results}")
     if omitted:
-        print(f"no time was left; they run by --only {' '.join(omitted)}", file=sys.stderr)
+        print(f"no time was left for some benchmarks, which run by --only {' '.join(omitted)}", file=sys.stderr)
     if failed := [outcome.benchmark for outcome in outcomes if not outcome.passed]:
         print(f"not met, or failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed or omitted else 0
