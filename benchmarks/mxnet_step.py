@@ -11,15 +11,7 @@ from typing import Any
 import psutil
 
 from benchmarks.detection_input import write_photographs
-from benchmarks.measurement import (
-    Figure,
-    compare,
-    describe_rates,
-    describe_timings,
-    interleave,
-    list_dtypes,
-    main,
-)
+from benchmarks.measurement import Figure, compare, describe_rates, describe_timings, interleave, list_dtypes, main
 from benchmarks.mxnet_loss import BATCH, CLASSES, make_targets
 
 REPEATS = 12
