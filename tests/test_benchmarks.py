@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -244,7 +243,7 @@ def test_what_has_no_time_is_told(
 
     monkeypatch.setattr(program, "measure", measure)
     monkeypatch.setattr(program, "prepare_environments", lambda names: None)
-    monkeypatch.setattr(time, "monotonic", lambda: next(moments))
+    monkeypatch.setattr("time.monotonic", lambda: next(moments))
     path = tmp_path / "bench.json"
     names = ["matrix_peak", "ssd_step", "startup"]
     assert program.main(["--only", *names, "--minutes", "1", "--json", str(path)]) == 1
