@@ -311,7 +311,7 @@ def fit_length(seconds: float, speed: Speed, steps_per_epoch: int, evaluation_st
             f"--minutes: {max(0.0, seconds):.0f} s are left after the start, and a step with its evaluation needs "
             f"{needed} s",
             flag="--minutes",
-            remedy="give more minutes",
+            remedy=f"give at least {_count_minutes(math.ceil((needed - seconds) / 60))} more",
         )
     return Length(steps, -(-steps // evaluations) if evaluations else evaluation_steps or 0)
 
