@@ -1,4 +1,4 @@
-"""Training the detector from JPEG files, against the same steps on one given batch; of 16 images, or 4 without bf16."""
+"""Training the detector from JPEG files, against the same steps on one given batch; of 8 images, or 2 without bf16."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gaudi_datasets.detection.coco import read_coco
 from gaudi_datasets.detection.sources import CocoSource
 from gaudi_datasets.sampling import InputOptions
 
-BATCH = choose_amount(16)
+BATCH = choose_amount(8)
 STEPS = 4  # of a turn
 REPEATS = 10
 LEAST = 0.95

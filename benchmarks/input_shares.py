@@ -30,7 +30,7 @@ from gaudi_datasets.sampling import InputOptions
 from gaudi_ops import SSD300
 
 GRAIN = ("grain==0.2.18", *(f"--editable={ROOT / 'packages' / name}" for name in ("ops", "datasets")))
-SHORT, LONG = 4, 24  # steps of a loader's two runs
+SHORT, LONG = 4, 16  # steps of a loader's two runs
 EPOCHS = 4  # of the parts in a round
 LEAST_ROUNDS = 3
 LEAST_RATIO, LEAST_SHARE = 2.5, 0.6

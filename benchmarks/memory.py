@@ -9,7 +9,8 @@ from __future__ import annotations
 import multiprocessing
 import resource
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 
 from benchmarks.against_former import choose_dtype
 from benchmarks.measurement import Figure, choose_amount, compare, describe_rates, interleave, main
@@ -17,8 +18,10 @@ from benchmarks.ssd_step import build_ours, build_plain
 from benchmarks.torch_process import start_torch
 
 BATCHES = (8, 16, 32) if choose_dtype() == "bf16" else (8,)  # elsewhere a step of 16 images takes 14 seconds
+NAMES = ("ours", "recompute", "keras", "torch")
+PROCESSES = 2  # side by side, for their memory does not depend on their speed
 STEPS = 2  # the first makes the momentum, so the second holds the most
-TIMED_BATCH, REPEATS = choose_amount(16), 8
+TIMED_BATCH, REPEATS = choose_amount(8), 8
 MOST_OF_OURS, MOST_OF_KERAS = 0.75, 1.05
 
 
@@ -26,8 +29,8 @@ def run(budget_seconds: float) -> Iterator[Figure]:
     """Measure the memory of each batch, then the time; in bf16 where the processor has instructions for it."""
     dtype = choose_dtype()
     for batch in BATCHES:
-        names = ("ours", "recompute", "keras")
-        most = {name: _measure_alone(name, dtype, batch) for name in names} | {"torch": _measure_torch(dtype, batch)}
+        with ThreadPoolExecutor(PROCESSES) as pool:
+            most = dict(zip(NAMES, pool.map(partial(_measure_memory, dtype, batch), NAMES), strict=True))
         note = ", ".join(f"{name} {value:.2f}" for name, value in most.items()) + " GiB"
         name = f"memory of SSD steps, {dtype}, batch {batch}"
         yield Figure(f"{name}: ours, of plain Keras'", most["ours"] / most["keras"], most=MOST_OF_KERAS, note=note)
@@ -47,7 +50,11 @@ def build(name: str, dtype: str, batch: int) -> Callable[[], float]:
     return build_ours(dtype, batch, recompute=name == "recompute")[0]
 
 
-def _measure_alone(name: str, dtype: str, batch: int) -> float:
+def _measure_memory(dtype: str, batch: int, name: str) -> float:
+    """Make some steps of a candidate in a process of its own, and return the most memory of that, in GiB."""
+    if name == "torch":
+        with start_torch("ssd", dtype, batch) as step:
+            return max(step() for _ in range(STEPS))
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_run_steps, name, dtype, batch).result()
 
@@ -58,11 +65,6 @@ def _run_steps(name: str, dtype: str, batch: int) -> float:
     for _ in range(STEPS):
         step()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
-
-
-def _measure_torch(dtype: str, batch: int) -> float:
-    with start_torch("ssd", dtype, batch) as step:
-        return max(step() for _ in range(STEPS))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,17 +14,17 @@ CLASSES = 81
 LEAST_RATIO = 2.0
 
 
-def make_targets() -> dict[str, Any]:
-    """Targets of a batch: 30 to 100 matches an image."""
+def make_targets(batch: int = BATCH) -> dict[str, Any]:
+    """Targets of a batch: 30 matches of the first image, and ten more of each further one."""
     import numpy as np
 
     from gaudi_ops import SSD300
 
     rng = np.random.default_rng(0)
-    classes = np.zeros((BATCH, SSD300.num_boxes), np.int32)
-    for row, count in zip(classes, range(30, 110, 10), strict=True):
+    classes = np.zeros((batch, SSD300.num_boxes), np.int32)
+    for row, count in zip(classes, itertools.count(30, 10), strict=False):
         row[rng.choice(len(row), count, replace=False)] = rng.integers(1, CLASSES, count)
-    offsets = rng.normal(size=(BATCH, SSD300.num_boxes, 4)).astype(np.float32) * (classes > 0)[..., None]
+    offsets = rng.normal(size=(batch, SSD300.num_boxes, 4)).astype(np.float32) * (classes > 0)[..., None]
     return {"classes": classes, "target_offsets": offsets, "num_matched": (classes > 0).sum(axis=1)}
 
 

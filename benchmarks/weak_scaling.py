@@ -14,7 +14,7 @@ from benchmarks.measurement import Figure, Timing, compare, data_folder, describ
 
 BATCH = 4
 # The first steps compile, and find data waiting that was read meanwhile.
-FIRST, STEPS = 3, 10
+FIRST, STEPS = 2, 6
 ROUNDS = 3
 LEAST = 0.9
 LAUNCHER = (sys.executable, "-m", "gaudi_distributed.launch", "--cores_per_rank", "1")
