@@ -18,7 +18,7 @@ from benchmarks.measurement import Figure, compare, data_folder, describe_rates,
 from gaudi_datasets.detection.coco import CocoAnnotations, parse_coco
 from gaudi_datasets.detection.records import write_records
 
-IMAGES = 24_000  # 4 GB: on the 19 of COCO, starting processes weighs even less
+IMAGES = 16_000  # 2.6 GB: on the 19 of COCO, starting processes weighs even less
 LEAST_SPEED = 0.8
 MOST_MEMORY = 1.2  # each process holds the boxes: some 300 bytes an image, of whose pixels it holds one
 

@@ -34,7 +34,7 @@ def run(budget_seconds: float) -> Iterator[Figure]:
         (shard,) = records.glob("train-*")
         size = shard.stat().st_size
         many = repeat_shard(shard, Path(folder) / "many", 2 * psutil.virtual_memory().total // size)
-        yield from measure("a data set twice as large as memory", many, steps=100)
+        yield from measure("a data set twice as large as memory", many, steps=60)
         few = repeat_shard(shard, Path(folder) / "few", 4)
         yield from measure("a small data set", few, steps=len(RecordSource(few, "train")) // BATCH)
 
