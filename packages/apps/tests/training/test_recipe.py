@@ -85,10 +85,10 @@ def test_a_time_without_room_for_a_step_is_an_error_of_the_flag() -> None:
     with pytest.raises(FlagError) as caught:
         fit_length(9, Speed(2.0, 1.0, 1.0), 10)
     assert (caught.value.flag, caught.value.exit_status) == ("--minutes", 64)
-    assert caught.value.remedy.endswith("1 minute more")
+    assert str(caught.value.remedy).endswith("1 minute more")
     with pytest.raises(FlagError) as caught:
         fit_length(-30, Speed(80.0, 10.0, 10.0), 10)
-    assert caught.value.remedy.endswith("3 minutes more")
+    assert str(caught.value.remedy).endswith("3 minutes more")
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**5))
