@@ -98,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # So that a benchmark ends with this program.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     started = time.monotonic()
+    write_json(options.json, machine, outcomes)
     for number, name in enumerate(names, 1):
         left = max(0.0, 60 * options.minutes - (time.monotonic() - started))
         seconds = deal_seconds(name, names[number:], left, shares)
@@ -113,7 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"took {took:.0f} s", flush=True)
         if outcome.error and took >= rest:
             omitted.append(name)
-            continue
+            if not outcome.figures:
+                continue
         outcomes.append(outcome)
         write_json(options.json, machine, outcomes)
     former = results.read_text(encoding="utf-8") if results.exists() else ""
@@ -126,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"  {line}")
     minutes = (time.monotonic() - started) / 60
     print(f"{minutes:.1f} minutes; all details: {options.json}")
-    if options.write_results:
+    if options.write_results and outcomes:
         results.write_text(format_results(machine, outcomes, former, shares), encoding="utf-8")
         print(f"written: {results}")
     if omitted:

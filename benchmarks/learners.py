@@ -99,7 +99,8 @@ class Ours:
         batch, per_epoch = plan["global_batch"], plan["steps_per_epoch"]
         network = self.read_network(plan)
         chosen = {**network, "--batch_size": batch}
-        words = [f"{flag}={value}" for flag, value in chosen.items() if not self._gives(flag)]
+        settings = {**chosen, **self.read_settings(plan)}
+        words = [f"{flag}={value}" for flag, value in settings.items() if not self._gives(flag)]
         folder = self.folder / "_".join(["measured", *map(str, chosen.values())])
         path = folder.with_suffix(".json")
         if not path.exists():
@@ -144,6 +145,10 @@ class Ours:
         """Return the flags of the network of a plan."""
         return {"--backbone": plan["network"]["backbone"]}
 
+    def read_settings(self, plan: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the other flags that a plan of `--minutes` has, and one of its steps may not have."""
+        return {}
+
     def _gives(self, flag: str) -> bool:
         return any(word.partition("=")[0] == flag for word in self._command)
 
@@ -164,9 +169,14 @@ class OurClassifier(Ours):
 
     def read_network(self, plan: Mapping[str, Any]) -> dict[str, Any]:
         """Return the flags of the network of a plan, with the size of its images."""
-        chosen = {entry["flag"]: entry["value"] for entry in plan["recipe"]}
+        chosen = {entry["flag"]: entry["value"] for entry in plan.get("recipe", [])}
         size = {"--image_size": chosen["image_size"]} if "image_size" in chosen else {}
         return {"--model": plan["model"], **size}
+
+    def read_settings(self, plan: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a large data set has in little time only."""
+        names = ("least_crop_area", "color_jitter", "gray_probability")
+        return {f"--{one['flag']}": one["value"] for one in plan.get("recipe", []) if one["flag"] in names}
 
 
 class Peer:

@@ -341,14 +341,15 @@ def test_selection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (Ours, "", ["--backbone=resnet18", "--batch_size=2"]),
         (Ours, "--batch_size 2", ["--backbone=resnet18"]),
-        (OurClassifier, "", ["--model=resnet18", "--image_size=96", "--batch_size=2"]),
-        (OurClassifier, "--image_size 96", ["--model=resnet18", "--batch_size=2"]),
+        (OurClassifier, "", ["--model=resnet18", "--image_size=96", "--batch_size=2", "--color_jitter=0.2"]),
+        (OurClassifier, "--image_size 96", ["--model=resnet18", "--batch_size=2", "--color_jitter=0.2"]),
     ],
 )
 def test_our_program_has_the_network_and_the_batch_of_its_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: type[Ours], flags: str, chosen: list[str]
 ) -> None:
-    recipe = [{"flag": "ema", "value": 1}, *([] if "image_size" in flags else [{"flag": "image_size", "value": 96}])]
+    settings = [{"flag": "ema", "value": 1}, {"flag": "color_jitter", "value": 0.2}]
+    recipe = [*settings, *([] if "image_size" in flags else [{"flag": "image_size", "value": 96}])]
     plan = {
         "network": {"backbone": "resnet18"},
         "model": "resnet18",
@@ -372,7 +373,7 @@ def test_our_program_has_the_network_and_the_batch_of_its_plan(
     _, schedule = ours.train(5.0, tmp_path / "run")
     steps = f"{commands[1][-4].removeprefix('--steps=')} steps of 2"
     assert schedule.split(", ")[:-1] == ["resnet18", *["96"] * ("--image_size=96" in chosen), steps]
-    names = ("--backbone=", "--model=", "--image_size=", "--batch_size=")
+    names = ("--backbone=", "--model=", "--image_size=", "--batch_size=", "--color_jitter=")
     for command in commands:
         assert [word for word in command if word.startswith(names)] == chosen
 

@@ -283,7 +283,7 @@ def choose_recipe(
     from gaudi_apps.classification.plan import WARMUP_REASON, choose_warmup
 
     on_cpu = host.device == "cpu"
-    # Each rank has an accelerator of its own; processors are taken to be those of all.
+    # Each rank has an accelerator of its own; processors are those of all.
     speed = host.assume_speed(*ASSUMED_SPEEDS) * (1 if on_cpu else workers)
     choose_length = partial(choose_steps, config, given, epochs=EPOCHS)
     sizes = SIZES[:1] if "weights" in given else SIZES
@@ -293,19 +293,20 @@ def choose_recipe(
         return not config.recipe.minutes or int(choose_length(rate, 1, fewest=0).value) >= images
 
     is_large = images >= LARGE_SET and has_time(max(LARGE_EPOCHS * images, LARGE_IMAGES), "resnet50", 224)
-    model = config.training.model if "model" in given else "resnet50_v1.5" if is_large else "resnet18"
+    is_deep = is_large or (images >= LARGE_SET and "weights" in given)  # a file of weights is of one network
+    model = config.training.model if "model" in given else "resnet50_v1.5" if is_deep else "resnet18"
     size = 224 if is_large else next((one for one in sizes if has_time(ENOUGH_IMAGES, model, one)), sizes[-1])
     pixels = config.data.image_size if "image_size" in given else size
     wanted = 128 if images >= SMALL_SET and not on_cpu else SMALL_BATCH if has_time(FEWEST_IMAGES, model, pixels) else 8
     own_batch, batch = choose_batch(config, given, wanted, workers)
     per_epoch = max(1, images // batch)
-    speed *= compare_speed(model, pixels, on_cpu=on_cpu) * (1 if batch >= SMALL_BATCH else 0.7)
+    speed *= compare_speed(model, pixels, on_cpu=on_cpu) * (0.7 if batch <= 8 else 1)
     fewest = min(FEWEST_STEPS, max(1, FEWEST_STEPS * SMALL_BATCH // batch))
     length = choose_length(speed / batch, per_epoch, fewest=fewest)
     steps = int(length.value)
     choices = [
         *([] if {"steps", "epochs"} & given else [length]),
-        Choice("model", model, "details of a large data set" if is_large else "few images or little time"),
+        Choice("model", model, "details of a large data set" if is_deep else "few images or little time"),
         Choice("image_size", size, OF_SIZES.get(size, "little time: more of smaller images fit")),
         Choice("batch_size", own_batch, f"for {count_things(images, 'image')} and the time, on {host.describe()}"),
         choose_type(host),
@@ -432,7 +433,7 @@ class ResNetTrain(Program):
         """Choose the flags that follow from data and machine."""
         from gaudi_apps.classification.data import open_found
 
-        found, host = open_found(config.recipe, config.run.seed), find_host(config.device)
+        found, host = open_found(config.recipe, config.run.seed), find_host(config.device, workers)
         images = config.data.num_examples_per_epoch or len(found.train)
         return choose_recipe(config, given, workers, images=images, validates=found.val is not None, host=host)
 

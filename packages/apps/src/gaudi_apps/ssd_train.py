@@ -49,7 +49,7 @@ class SSDTrain(Program):
         """Choose the flags that follow from data and machine."""
         from gaudi_apps.detection.plan import choose_recipe
 
-        found, host = open_found(config), find_host(config.device)
+        found, host = open_found(config), find_host(config.device, workers)
         images = config.data.num_examples_per_epoch or len(found.train)
         return choose_recipe(config, given, workers, images=images, validates=found.val is not None, host=host)
 

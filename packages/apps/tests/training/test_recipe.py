@@ -41,12 +41,14 @@ from gaudi_apps.training.recipe import (
     Speed,
     choose_average,
     count_epochs,
+    count_processors_of_all,
     fit_length,
     read_recipe,
 )
 from gaudi_apps.training.run import run_evaluation
 from gaudi_datasets.errors import DataError, FlagError, MissingInputError
 from gaudi_datasets.fetching.weights_table import WEIGHTS
+from gaudi_distributed.cluster.rank_info import RankInfo
 from gaudi_distributed.comm.opening import ENGINE_VARIABLE
 
 run_ranks = runpy.run_path(str(Path(__file__).parents[1] / "ranks_in_threads.py"))["run_ranks"]
@@ -89,11 +91,34 @@ def test_a_time_without_room_for_a_step_is_an_error_of_the_flag() -> None:
     with pytest.raises(FlagError) as caught:
         fit_length(-30, Speed(80.0, 10.0, 10.0), 10)
     assert str(caught.value.remedy).endswith("3 minutes more")
+    with pytest.raises(FlagError) as caught:
+        fit_length(30, Speed(1.0, 10.0, 1.0), 1, evaluation_steps=1)
+    assert str(caught.value.remedy).endswith("1 minute more")
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**5))
 def test_epochs_become_the_steps_that_they_stand_for(steps: int, per_epoch: int) -> None:
     assert count_steps(count_epochs(steps, per_epoch), per_epoch) == steps
+
+
+@pytest.mark.parametrize(
+    ("rank", "own", "workers", "most", "found"),
+    [
+        (RankInfo(), 4, 1, 0, 4),
+        (RankInfo(), 4, 2, 1, 2),  # to be launched
+        (RankInfo(), 4, 8, 16, 4),
+        (RankInfo(0, 4, 0, 4), 1, 4, 16, 4),  # each bound to one
+        (RankInfo(0, 4, 0, 4), 4, 4, 16, 4),  # not bound
+        (RankInfo(0, 8, 0, 4), 1, 8, 16, 8),  # two hosts
+        (RankInfo(0, 2, 0, 2), 2, 2, 1, 2),
+    ],
+)
+def test_processors_are_those_of_all_ranks(
+    rank: RankInfo, own: int, workers: int, most: int, found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4 if process else own)))
+    monkeypatch.setattr("gaudi_distributed.devices.machine.read_processor_quota", lambda machine: None)
+    assert count_processors_of_all(rank, workers, most) == found
 
 
 def test_averages_remember_more_of_longer_runs() -> None:
@@ -732,6 +757,7 @@ def test_a_classifier_of_little_time_sees_more_of_smaller_images(
 def test_a_large_data_set_has_a_large_classifier_where_there_is_time(minutes: float, network: tuple[str, int]) -> None:
     values = choose_classifier(50000, minutes)
     assert (values["model"], values["image_size"]) == network
+    assert choose_classifier(50000, minutes, weights="resnet50.npz")["model"] == "resnet50_v1.5"
     fetched = choose_classifier(50000, minutes, model="resnet50", weights="resnet50.npz")
     assert fetched["image_size"] == max(network[1], 128)
     assert ("least_crop_area" in values) == (network[0] == "resnet18")

@@ -118,7 +118,7 @@ def choose_recipe(
     """
     on_cpu = host.device == "cpu"
     wanted = 8 if on_cpu or images < 320 else 32
-    # Each rank has an accelerator of its own; processors are taken to be those of all.
+    # Each rank has an accelerator of its own; processors are those of all.
     assumed = host.assume_speed(*ASSUMED_SPEEDS) * (1 if on_cpu else workers) / WORK_OF_SIZES[config.network.image_size]
     backbone = str(config.network.backbone)
     speed = assumed * SHORT_BACKBONES.get(backbone, 1.0)

@@ -6,6 +6,7 @@ gives wins. A run keeps its recipe in ``recipe.json``, and goes on by it on any 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -23,6 +24,7 @@ from gaudi_ops.files import read_text
 
 if TYPE_CHECKING:
     from gaudi_datasets.layouts.splitting import SplitData
+    from gaudi_distributed.cluster.rank_info import RankInfo
 
 RECIPE, SPLIT, CHECKED = "recipe.json", "split.json", "checked.json"
 RUN_LOG = "run_log.json"  # as in gaudi_apps.training.run_dir, which takes long to import
@@ -306,12 +308,13 @@ def fit_length(seconds: float, speed: Speed, steps_per_epoch: int, evaluation_st
             evaluations = max(1, min(evaluations, int(epochs)))
         steps = int((left - evaluations * speed.evaluation) / speed.step)
     if steps < 1:
-        needed = math.ceil(speed.step + speed.evaluation + speed.report + END_SECONDS)
+        of_evaluation = 0.0 if evaluation_steps == 0 else speed.evaluation * (1 + 1 / (evaluation_steps or math.inf))
+        needed = math.ceil(speed.step + of_evaluation + speed.report + END_SECONDS)
         raise FlagError(
             f"--minutes: {max(0.0, seconds):.0f} s are left after the start, and a step with its evaluation needs "
             f"{needed} s",
             flag="--minutes",
-            remedy=f"give at least {_count_minutes(math.ceil((needed - seconds) / 60))} more",
+            remedy=f"give at least {_count_minutes(max(1, math.ceil((needed - seconds) / 60)))} more",
         )
     return Length(steps, -(-steps // evaluations) if evaluations else evaluation_steps or 0)
 
@@ -322,7 +325,7 @@ class Host:
 
     Attributes:
         device: `"cpu"`, `"gpu"` or `"hpu"`.
-        processors: that the program may use.
+        processors: that all ranks may use.
         has_bf16: whether the device computes bf16 faster than fp32.
         has_avx512: whether processors compute 16 numbers of fp32 at once, as all do that have bf16.
     """
@@ -343,20 +346,36 @@ class Host:
         return self.processors * (with_bf16 if self.has_bf16 else with_avx512 if self.has_avx512 else without)
 
 
-def find_host(flags: Any) -> Host:
-    """Find the machine by the flags of the group `device` of a program in TensorFlow.
+def find_host(flags: Any, workers: int = 1) -> Host:
+    """Find the machine that so many workers train on, by flags of the group `device` of a program in TensorFlow.
 
     Raises:
         DeviceError: the device that was asked for is not there.
     """
     # Imported here, for programs without a recipe need none of it.
     from gaudi_distributed import choose_device
-    from gaudi_distributed.devices.machine import Machine, count_processors, gather_processor
+    from gaudi_distributed.cluster.rank_info import detect_rank
+    from gaudi_distributed.devices.machine import Machine, gather_processor
 
     device = choose_device(flags.device, use_hpu=not flags.no_hpu)
-    processors = min(count_processors(), flags.max_cpus or count_processors())
+    processors = count_processors_of_all(detect_rank(os.environ), workers, flags.max_cpus)
     processor = gather_processor(Machine(), os.sched_getaffinity(0))
     return Host(device, processors, device != "cpu" or bool(processor.bf16_by), "avx512f" in processor.flags)
+
+
+def count_processors_of_all(rank: RankInfo, workers: int, most: int = 0) -> int:
+    """Count the processors of all workers; each uses `most` of them, or all where it is 0.
+
+    A rank that was launched may be bound to its share of its host. Until then, workers are taken to be of this machine.
+    """
+    from gaudi_distributed.devices.machine import count_processors
+
+    own, here, machine = count_processors(), workers, count_processors()
+    if rank.size > 1:
+        here = rank.local_size
+        with contextlib.suppress(OSError):  # what the first process may use, nothing has bound
+            machine = count_processors(usable=os.sched_getaffinity(1))
+    return min(max(own, machine), here * min(own, most or own)) * max(1, workers // here)
 
 
 START_SECONDS, SHARE_OF_START = 60.0, 0.25  # until the first step is compiled and measured, about, and at most
