@@ -8,9 +8,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rich.console import Console
-from rich.table import Table
-
 from gaudi_apps.runtime.errors import RunChangedError
 from gaudi_datasets.fetching.stores import find_copy
 from gaudi_datasets.memory import format_bytes
@@ -19,6 +16,9 @@ from gaudi_ops import scaling
 from gaudi_ops.schedules import Schedule
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from gaudi_apps.cli.flags import ProgramConfig
     from gaudi_apps.cli.launch import LaunchReport
     from gaudi_apps.training.recipe import Recipe
@@ -410,7 +410,7 @@ def print_report(
         return
     for line in document.get("found", ()):
         console.print(line)
-    table = Table(title=f"Plan of {model_dir}", title_justify="left", show_header=False, box=None)
+    table = _make_table(f"Plan of {model_dir}", show_header=False, box=None)
     for name, text in rows:
         table.add_row(name, text)
     console.print(table)
@@ -444,8 +444,10 @@ def list_plan(plan: Plan, keep_checkpoints: int, checkpoint_minutes: float = 0.0
         yield "evaluations", f"every {count_things(plan.evaluation_steps, 'step')}, the best checkpoint is kept"
 
 
-def _make_table(title: str, *headings: str) -> Table:
-    table = Table(title=title, title_justify="left")
+def _make_table(title: str, *headings: str, **options: Any) -> Table:
+    from rich.table import Table  # here, since help needs no table
+
+    table = Table(title=title, title_justify="left", **options)
     for heading in headings:
         table.add_column(heading)
     return table
@@ -459,7 +461,7 @@ def _tabulate_recipe(recipe: Recipe) -> Table:
 
 
 def _tabulate_rates(plan: Plan) -> Table:
-    table = Table(title="Learning rate", title_justify="left")
+    table = _make_table("Learning rate")
     for heading in ("step", "epoch", "rate"):
         table.add_column(heading, justify="right")
     table.add_column("")
