@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -68,8 +69,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     known = list_shares(parsed.device)
     if unknown := [name for name in parsed.only or () if name not in known]:
         parser.error(f"--only {unknown[0]}: choose from {', '.join(known)}")
-    if not parsed.minutes > 0:
-        parser.error(f"--minutes {parsed.minutes:g}: must be above 0")
+    if not 0 < parsed.minutes < math.inf:
+        parser.error(f"--minutes {parsed.minutes:g}: must be above 0, and not endless")
     return parsed
 
 
@@ -93,12 +94,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"benchmarks: error: {error}", file=sys.stderr)
             return error.exit_status
     prepare_environments(names)
-    outcomes: list[Outcome] = []
-    omitted: list[str] = []
     # So that a benchmark ends with this program.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     started = time.monotonic()
-    write_json(options.json, machine, outcomes)
+    try:
+        write_json(options.json, machine, [])
+    except OSError as error:
+        print(f"benchmarks: error: --json {options.json}: {error.strerror}", file=sys.stderr)
+        return 2
+    outcomes, omitted = run_each(names, options, machine, started)
+    former = results.read_text(encoding="utf-8") if results.exists() else ""
+    earlier = read_earlier(split_machines(former).get(machine["machine"], ""))
+    print(f"\n{format_table(list_rows(outcomes))}\n")
+    print(
+        f"compared with {results.name}:" if earlier else f"{results.name} has no table of this machine to compare with"
+    )
+    ended = [outcome for outcome in outcomes if outcome.benchmark not in omitted]
+    for line in compare_with(earlier, ended) if earlier else ():
+        print(f"  {line}")
+    minutes = (time.monotonic() - started) / 60
+    print(f"{minutes:.1f} minutes; all details: {options.json}")
+    if options.write_results and ended:  # of others, the former rows stay
+        results.write_text(format_results(machine, ended, former, shares), encoding="utf-8")
+        print(f"written: {results}")
+    if omitted:
+        print(
+            f"no time was left for some benchmarks; give more --minutes, or --only {' '.join(omitted)}", file=sys.stderr
+        )
+    if failed := [outcome.benchmark for outcome in ended if not outcome.passed]:
+        print(f"not met, or failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed or omitted else 0
+
+
+def run_each(
+    names: Sequence[str], options: argparse.Namespace, machine: Mapping[str, str], started: float
+) -> tuple[list[Outcome], list[str]]:
+    """Run benchmarks in turn; return what came of them, and the names of those that had no time to their end."""
+    shares = list_shares(options.device)
+    outcomes: list[Outcome] = []
+    omitted: list[str] = []
     for number, name in enumerate(names, 1):
         left = max(0.0, 60 * options.minutes - (time.monotonic() - started))
         seconds = deal_seconds(name, names[number:], left, shares)
@@ -118,24 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 continue
         outcomes.append(outcome)
         write_json(options.json, machine, outcomes)
-    former = results.read_text(encoding="utf-8") if results.exists() else ""
-    earlier = read_earlier(split_machines(former).get(machine["machine"], ""))
-    print(f"\n{format_table(list_rows(outcomes))}\n")
-    print(
-        f"compared with {results.name}:" if earlier else f"{results.name} has no table of this machine to compare with"
-    )
-    for line in compare_with(earlier, outcomes) if earlier else ():
-        print(f"  {line}")
-    minutes = (time.monotonic() - started) / 60
-    print(f"{minutes:.1f} minutes; all details: {options.json}")
-    if options.write_results and outcomes:
-        results.write_text(format_results(machine, outcomes, former, shares), encoding="utf-8")
-        print(f"written: {results}")
-    if omitted:
-        print(f"no time was left for some benchmarks, which run by --only {' '.join(omitted)}", file=sys.stderr)
-    if failed := [outcome.benchmark for outcome in outcomes if not outcome.passed]:
-        print(f"not met, or failed: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed or omitted else 0
+    return outcomes, omitted
 
 
 def prepare_environments(names: Sequence[str]) -> None:

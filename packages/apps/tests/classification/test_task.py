@@ -288,6 +288,20 @@ def test_what_is_not_finite_changes_no_weight(make_task: Any, batch: dict[str, A
     assert all("/moving_" in name for name in changed)
 
 
+def test_large_jpegs_are_prepared_for_exports_as_evaluation_decodes_them() -> None:
+    """Of all pixels of a fine pattern bilinear resizing takes some; a scale of an eighth averages it."""
+    pixels = np.zeros((800, 960, 3), np.uint8)
+    pixels[::2] = 255
+    encoded = bytes(cv2.imencode(".jpg", pixels)[1])
+    config: Any = {"padding": "same", "classes": [{"name": "a"}], "image_size": 64, "model": "resnet18"}
+    network = ClassifierExport(None, "probabilities", config)
+    expected = network.prepare_encoded(encoded).numpy()
+    for found in (network.normalize(network.prepare_resized(encoded)), network.prepare_whole(encoded)):
+        np.testing.assert_allclose(found, expected, atol=1e-3)
+    np.testing.assert_allclose(network.prepare_pixels(network.prepare_onnx(encoded)).numpy(), expected, atol=1e-3)
+    assert np.abs(network.prepare_pixels(pixels).numpy() - expected).max() > 50
+
+
 def test_what_an_onnx_model_gets_ends_as_what_evaluation_takes() -> None:
     """The model cuts the centre out itself, so it is not given the centre, of which it would take the centre."""
     pixels = cv2.resize(np.random.default_rng(0).integers(0, 256, (9, 12, 3), np.uint8), (157, 121))

@@ -426,7 +426,9 @@ def test_the_best_checkpoint_is_kept_besides_the_newest(
         scores[:] = [0.1 * step for step in steps]
         done = ssd_train("--mode", "eval", "--data_dir", records, "--model_dir", tmp_path, "--checkpoint", which)
         assert done.status == 0, done.err
-        assert [line for line in done.out.splitlines() if line.startswith("step ")] == [f"step {n}" for n in steps]
+        assert [line.partition(" on ")[0] for line in done.out.splitlines() if line.startswith("step ")] == [
+            f"step {n}" for n in steps
+        ]
         assert json.loads((tmp_path / "evaluation.json").read_text())["step"] == steps[-1]
     rows = json.loads((tmp_path / "checkpoint_scores.json").read_text())
     assert [(row["step"], row["AP"]) for row in rows] == [(3, pytest.approx(0.3)), (4, pytest.approx(0.4))]

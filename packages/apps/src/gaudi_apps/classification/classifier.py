@@ -16,13 +16,12 @@ import PIL.Image
 import tensorflow as tf
 
 from gaudi_apps.classification.flags import LISTED, PROBABILITIES
-from gaudi_apps.inference.converters import decode_pixels
 from gaudi_apps.inference.exported_models import CheckedExport, open_model
 from gaudi_apps.inference.media import ImageInput, Images, InputImage, Preprocessor, predict_images, read_given
 from gaudi_apps.inference.predictor import Results, Trained, assign_all, name_model, read_model
 from gaudi_apps.inference.visualizer import Image, add_title, enlarge
 from gaudi_apps.runtime.errors import require_argument
-from gaudi_datasets.classification.pipeline import MEAN_RGB, cut_square, prepare_image, prepare_pixels
+from gaudi_datasets.classification.pipeline import MEAN_RGB, cut_square, decode_reduced, prepare_image, prepare_pixels
 from gaudi_datasets.drawing import to_drawable
 from gaudi_datasets.errors import DataError
 from gaudi_datasets.output_files import write_csv, write_json
@@ -207,7 +206,11 @@ class _ExportedClassifier(Classifier):
                 return cut_square(pixels, size)
             return prepare_pixels(pixels, size).numpy() + MEAN_RGB
 
-        self._prepare = Preprocessor(from_pixels, decode_pixels, errors=(tf.errors.InvalidArgumentError,))
+        self._prepare = Preprocessor(
+            from_pixels,
+            from_file=lambda encoded: from_pixels(decode_reduced(encoded, size)),
+            errors=(tf.errors.InvalidArgumentError,),
+        )
         self._export = open_model(export, self._prepare.from_encoded)
         self.class_names = tuple(one["name"] for one in export.manifest["classes"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from gaudi_apps.inference.exported_models import Arrays
 from gaudi_apps.inference.exporter import Export, ExportRequest, list_kinds, require_possible, write_exports
 from gaudi_apps.training.checkpoint import ModelConfig
 from gaudi_apps.training.keras_task import MOMENTUM_NAME, Batch, KerasTask, Optimizer
-from gaudi_datasets.classification.pipeline import MEAN_RGB, cut_square, prepare_image, prepare_pixels
+from gaudi_datasets.classification.pipeline import MEAN_RGB, cut_square, decode_reduced, prepare_image, prepare_pixels
 from gaudi_distributed import Communicator
 from gaudi_models.classifiers import LOGITS, feature_extractor, freeze_backbone
 from gaudi_models.weights import WeightsMetadata
@@ -284,9 +285,20 @@ class ClassifierExport(ExportedNetwork):
         """Resize and crop pixels as evaluation does."""
         return self.prepare_pixels(pixels).numpy() + MEAN_RGB
 
+    def prepare_whole(self, encoded: bytes) -> Any:
+        """Prepare an image as evaluation does, which decodes a large JPEG at a reduced scale."""
+        return self.prepare_encoded(encoded)
+
+    def prepare_resized(self, encoded: bytes) -> Any:
+        """Decode and resize an image as evaluation does, float32 [side, side, 3] in 0..255."""
+        return self.resize(self._decode(encoded))
+
     def prepare_onnx(self, encoded: bytes) -> Any:
-        """Decode an image and cut the square out of it whose centre the model takes, float32 [side, side, 3]."""
-        return cut_square(decode_pixels(encoded), self.image_size)
+        """Decode as evaluation does, and cut the square out whose centre the model takes, float32 [side, side, 3]."""
+        return cut_square(self._decode(encoded), self.image_size)
+
+    def _decode(self, encoded: bytes) -> Any:
+        return decode_pixels(encoded, decode=partial(decode_reduced, image_size=self.image_size))
 
     def compute(self, images: Any) -> dict[str, Any]:
         """Return the output by its name."""

@@ -39,6 +39,7 @@ ENCODED = tf.TensorSpec([None], tf.string, name="encoded")
 PIXELS = tf.TensorSpec([None, None, None, 3], tf.uint8, name="images")
 SECONDS = 600  # to run a SavedModel
 TOLERANCE = 1e-3
+_DECODE = functools.partial(tf.io.decode_image, channels=3, expand_animations=False)
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,10 @@ class ExportedNetwork(ABC):
     @abstractmethod
     def resize(self, pixels: Any) -> Any:
         """Resize pixels uint8 [height, width, 3] to the input of a TensorFlow Lite model, float32 [side, side, 3]."""
+
+    def prepare_whole(self, encoded: bytes) -> Any:
+        """Normalize an image as `prepare_resized` decodes it, to compare with: float32 [side, side, 3]."""
+        return self.prepare_pixels(decode_pixels(encoded))
 
     def prepare_resized(self, encoded: bytes) -> Any:
         """Decode and resize an image to the input of TensorFlow Lite and OpenVINO, float32 [side, side, 3]."""
@@ -425,14 +430,18 @@ def whole_float32() -> Iterator[None]:
         tf.config.experimental.enable_tensor_float_32_execution(shortens)
 
 
-def decode_pixels(encoded: bytes, place: str | None = None) -> Any:
-    """Decode an image as TensorFlow does, to uint8 [height, width, 3]; messages call it `place`.
+def decode_pixels(
+    encoded: bytes,
+    place: str | None = None,
+    decode: Callable[[bytes], Any] = _DECODE,
+) -> Any:
+    """Decode an image as TensorFlow does, or by `decode`, to uint8 [height, width, 3]; messages call it `place`.
 
     Raises:
         BadImageError: TensorFlow refuses it, as some PNGs that Pillow reads.
     """
     try:
-        return tf.io.decode_image(encoded, channels=3, expand_animations=False).numpy()
+        return decode(encoded).numpy()
     except tf.errors.InvalidArgumentError as error:
         reason = (error.message.splitlines() or ["no reason is told"])[0]
         raise BadImageError(

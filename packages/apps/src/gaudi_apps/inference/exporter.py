@@ -374,8 +374,8 @@ def export_format(
     name, precision = kind
     if precision == "int8" and not calibration:
         raise ValueError("int8 needs calibration")
-    pixels = [decode_pixels(encoded) for encoded in encoded_images]
-    from_pixels = np.stack([network.prepare_pixels(one) for one in pixels])
+    from_pixels = np.stack([network.prepare_pixels(decode_pixels(encoded)) for encoded in encoded_images])
+    whole = np.stack([network.prepare_whole(encoded) for encoded in encoded_images])
     if name == "onnx":
         write_onnx(network, folder / "model.onnx")
         if precision == "int8":
@@ -387,15 +387,15 @@ def export_format(
         with hold_stderr():
             write_openvino(network, folder, precision, calibration)
         found = run_exported(open_exported(folder, name, precision, network.prepare_resized), encoded_images)
-        reference = _compute(network, from_pixels)
+        reference = _compute(network, whole)
         if precision == "bf16":
-            return network.compare_rounded(from_pixels, reference, found)
+            return network.compare_rounded(whole, reference, found)
         return network.compare(reference, found)
     if name == "tflite":
         quantize = partial(quantize_tflite, network=network, calibration=calibration) if calibration else None
         write_tflite(network, folder / "model.tflite", precision, quantize)
         found = run_exported(open_exported(folder, name, precision, network.prepare_resized), encoded_images)
-        return network.compare(_compute(network, from_pixels), found)
+        return network.compare(_compute(network, whole), found)
     from_encoded = np.stack([network.prepare_encoded(encoded) for encoded in encoded_images])
     reference = _compute(network, from_encoded)
     if name == "safetensors":

@@ -337,7 +337,7 @@ class Host:
 
     def describe(self) -> str:
         """Describe the machine in a few words."""
-        return f"{self.processors} processors" if self.device == "cpu" else f"a {self.device}"
+        return count_things(self.processors, "processor") if self.device == "cpu" else f"a {self.device}"
 
     def assume_speed(self, with_bf16: float, with_avx512: float, without: float, of_accelerator: float) -> float:
         """Return the images a second to plan with, of a number for each kind of processor, and one for accelerators."""
@@ -379,7 +379,7 @@ def count_processors_of_all(rank: RankInfo, workers: int, most: int = 0) -> int:
 
 
 START_SECONDS, SHARE_OF_START = 60.0, 0.25  # until the first step is compiled and measured, about, and at most
-EVALUATIONS = 8
+EVALUATIONS, MOST_EPOCHS = 8, 1e6  # the latter is what --eval_epochs takes
 
 
 # Of a rate that ends with the run, which a recipe sees to.
@@ -431,7 +431,7 @@ def choose_evaluations(given: Collection[str], steps: int, per_epoch: int, *, va
     if validates:
         every = max(per_epoch, -(-steps // EVALUATIONS))
         reason = f"{count_things(-(-steps // every), 'evaluation')}, the best checkpoint is kept"
-        yield Choice("eval_epochs", count_epochs(every, per_epoch), reason)
+        yield Choice("eval_epochs", min(MOST_EPOCHS, count_epochs(every, per_epoch)), reason)
     else:
         yield Choice("no_evaluate", True, "there are no images to validate on")
     if "save_checkpoints_epochs" not in given:

@@ -478,10 +478,10 @@ def _load_readable(path: Path, found: list[Checkpoint]) -> bool:
 
 def _evaluate_checkpoint(session: Session, load: Callable[[], Checkpoint], *, warns: bool) -> tuple[int, Score]:
     restored = session.restore_together(load)
-    say(f"step {restored.step}")
     evaluator = session.app.open_evaluator(session.folder, restored.model_config, session.communicator)
     if session.settings.checkpoint != "all":  # the best one of all is chosen by the validation images
         _use_test_images(session, evaluator)
+    say(f"step {restored.step} on {count_things(evaluator.num_images, 'image')} of {evaluator.split}")
     if warns and session.is_root:
         evaluator.compare_with_run(restored.model_config)
     evaluator.watch(session.reporter.begin)

@@ -19,12 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from gaudi_datasets.classification.augmentation import (
-    RESNET_RANGE,
-    AugmentationRange,
-    draw_augmentation,
-    draw_colors,
-)
+from gaudi_datasets.classification.augmentation import RESNET_RANGE, AugmentationRange, draw_augmentation, draw_colors
 from gaudi_datasets.classification.examples import ClassificationExample, ClassificationSource
 from gaudi_datasets.sampling import (
     InputOptions,
@@ -147,6 +142,11 @@ def prepare_image(encoded: Any, image_size: int = 224) -> Any:
     Returns:
         float32 [image_size, image_size, 3], RGB, minus `MEAN_RGB`.
     """
+    return prepare_pixels(decode_reduced(encoded, image_size), image_size)
+
+
+def decode_reduced(encoded: Any, image_size: int = 224) -> Any:
+    """Decode a JPEG or PNG as evaluation does, a large JPEG at a reduced scale: uint8 [height, width, 3], RGB."""
 
     def choose() -> Any:
         size = tf.io.extract_jpeg_shape(encoded)[:2]
@@ -157,7 +157,7 @@ def prepare_image(encoded: Any, image_size: int = 224) -> Any:
         return tf.reduce_sum(tf.cast(fit, tf.int32))
 
     decoding = tf.cond(tf.io.is_jpeg(encoded), choose, lambda: tf.constant(_NO_JPEG))
-    return prepare_pixels(_decode_whole(encoded, decoding), image_size)
+    return _decode_whole(encoded, decoding)
 
 
 def prepare_pixels(pixels: Any, image_size: int = 224) -> Any:
