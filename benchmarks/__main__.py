@@ -95,7 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return error.exit_status
     prepare_environments(names)
     # So that a benchmark ends with this program.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit("benchmarks: stopped; what has ended is in the file of --json"))
     started = time.monotonic()
     try:
         write_json(options.json, machine, [])
