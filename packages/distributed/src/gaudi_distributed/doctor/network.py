@@ -14,7 +14,15 @@ from typing import Any
 
 from gaudi_distributed.devices.machine import Machine, find_address
 from gaudi_distributed.devices.selection import DeviceKind
-from gaudi_distributed.doctor.findings import Finding, Request, fault, ok, run_program, warning, warning_or_fault
+from gaudi_distributed.doctor.findings import (
+    Finding,
+    Request,
+    fault,
+    ok,
+    run_program,
+    warning,
+    warning_or_fault,
+)
 from gaudi_distributed.launch import guard
 from gaudi_distributed.launch.processes import Backend, Ssh
 

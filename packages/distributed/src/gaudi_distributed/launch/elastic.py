@@ -17,7 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from gaudi_distributed.cluster.hosts import RankAssignment, parse_hosts, write_file
-from gaudi_distributed.cluster.rendezvous import HOROVOD_SCOPE, SCOPE, SIZES, Rendezvous, RendezvousServer, list_sizes
+from gaudi_distributed.cluster.rendezvous import (
+    HOROVOD_SCOPE,
+    SCOPE,
+    SIZES,
+    Rendezvous,
+    RendezvousServer,
+    list_sizes,
+)
 from gaudi_distributed.devices.machine import LOOPBACK, allow_files, find_address, is_this_machine, name_limits
 from gaudi_distributed.errors import ConfigurationError, FlagError, Output, RunEndedError, say
 from gaudi_distributed.failure.messages import CONTINUE, JOIN, LOST, read_timeouts

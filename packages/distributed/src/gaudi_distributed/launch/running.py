@@ -21,7 +21,15 @@ from typing import IO
 
 from gaudi_distributed.cluster.hosts import write_file
 from gaudi_distributed.devices.machine import allow_files, name_limits, open_mpi_folders
-from gaudi_distributed.errors import LineSplitter, Output, OutputLog, RankLogs, RunEndedError, StoppedError, say
+from gaudi_distributed.errors import (
+    LineSplitter,
+    Output,
+    OutputLog,
+    RankLogs,
+    RunEndedError,
+    StoppedError,
+    say,
+)
 from gaudi_distributed.failure.coordinator import Coordinator
 from gaudi_distributed.failure.messages import CONTINUE, LOST, Timeouts, read_timeouts
 from gaudi_distributed.launch import guard
