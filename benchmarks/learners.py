@@ -146,7 +146,7 @@ class Ours:
         return {"--backbone": plan["network"]["backbone"]}
 
     def read_settings(self, plan: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the other flags that a plan of `--minutes` has, and one of its steps may not have."""
+        """Return further flags of the recipe that follow from the time."""
         return {}
 
     def _gives(self, flag: str) -> bool:

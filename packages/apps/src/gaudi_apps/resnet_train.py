@@ -293,7 +293,7 @@ def choose_recipe(
         return not config.recipe.minutes or int(choose_length(rate, 1, fewest=0).value) >= images
 
     is_large = images >= LARGE_SET and has_time(max(LARGE_EPOCHS * images, LARGE_IMAGES), "resnet50", 224)
-    is_deep = is_large or (images >= LARGE_SET and "weights" in given)  # a file of weights is of one network
+    is_deep = is_large or (images >= LARGE_SET and "weights" in given)  # whose weights these are likely to be
     model = config.training.model if "model" in given else "resnet50_v1.5" if is_deep else "resnet18"
     size = 224 if is_large else next((one for one in sizes if has_time(ENOUGH_IMAGES, model, one)), sizes[-1])
     pixels = config.data.image_size if "image_size" in given else size

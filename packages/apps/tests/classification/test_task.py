@@ -296,7 +296,7 @@ def test_large_jpegs_are_prepared_for_exports_as_evaluation_decodes_them() -> No
     config: Any = {"padding": "same", "classes": [{"name": "a"}], "image_size": 64, "model": "resnet18"}
     network = ClassifierExport(None, "probabilities", config)
     expected = network.prepare_encoded(encoded).numpy()
-    for found in (network.normalize(network.prepare_resized(encoded)), network.prepare_whole(encoded)):
+    for found in (network.normalize(network.prepare_resized(encoded)), network.prepare_pixels(network.decode(encoded))):
         np.testing.assert_allclose(found, expected, atol=1e-3)
     np.testing.assert_allclose(network.prepare_pixels(network.prepare_onnx(encoded)).numpy(), expected, atol=1e-3)
     assert np.abs(network.prepare_pixels(pixels).numpy() - expected).max() > 50

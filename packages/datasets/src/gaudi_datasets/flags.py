@@ -87,18 +87,12 @@ _ANSWERS: Mapping[str, tuple[str, str]] = {
     "resume": ("model_dir", "the same command goes on with the run in --model_dir"),
     **dict.fromkeys(("optimizer", "opt"), ("model_dir", "SGD with momentum is the one optimizer")),
     **dict.fromkeys(
-        ("iou", "iou_thres", "nms"),
-        ("score_threshold", "boxes of a class that overlap by half or more are one object"),
+        ("iou", "iou_thres", "nms"), ("score_threshold", "boxes of a class that overlap by half or more are one object")
     ),
 }
 _CHOICE = re.compile(r"invalid choice '(.*?)' for argument '--[\w-]+'\. Expected one of \((.*)\)")
 # Values of other libraries by what they begin with, each with ours.
-_OTHER_VALUES: Mapping[str, str] = {
-    **dict.fromkeys("0123456789", "gpu"),
-    "cuda": "gpu",
-    "ram": "auto",
-    "disk": "auto",
-}
+_OTHER_VALUES: Mapping[str, str] = {**dict.fromkeys("0123456789", "gpu"), "cuda": "gpu", "ram": "auto", "disk": "auto"}
 
 
 def parse_flags(

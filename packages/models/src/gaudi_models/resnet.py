@@ -9,14 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gaudi_models.architectures import (
-    STAGE_BLOCKS,
-    STAGE_FILTERS,
-    STEM_FILTERS,
-    Unit,
-    list_units,
-    scale_filters,
-)
+from gaudi_models.architectures import STAGE_BLOCKS, STAGE_FILTERS, STEM_FILTERS, Unit, list_units, scale_filters
 from gaudi_models.layers import Convolution2D, make_batch_norm
 from gaudi_models.padding import Padding, Sides, find_rule
 from gaudi_ops.errors import require_choice

@@ -34,11 +34,7 @@ class Operations(NamedTuple):
 
 
 NUMBERS = Operations(
-    where=lambda condition, yes, no: yes if condition else no,
-    minimum=min,
-    maximum=max,
-    cos=math.cos,
-    floor=math.floor,
+    where=lambda condition, yes, no: yes if condition else no, minimum=min, maximum=max, cos=math.cos, floor=math.floor
 )
 
 
@@ -106,12 +102,7 @@ def polynomial(
     """
     _require_steps("total_steps", total_steps)
     return functools.partial(
-        _polynomial,
-        base_rate=base_rate,
-        total_steps=total_steps,
-        end_rate=end_rate,
-        power=power,
-        first_step=first_step,
+        _polynomial, base_rate=base_rate, total_steps=total_steps, end_rate=end_rate, power=power, first_step=first_step
     )
 
 

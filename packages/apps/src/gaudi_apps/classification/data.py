@@ -150,9 +150,7 @@ class JoinedSource:
         for source in sources[1:]:
             if source.class_names != sources[0].class_names:
                 raise DataError(
-                    f"has other classes than {sources[0].name}",
-                    path=source.name,
-                    remedy="give splits of the same ones",
+                    f"has other classes than {sources[0].name}", path=source.name, remedy="give splits of the same ones"
                 )
         self._sources = sources
         self._ends = [sum(len(one) for one in sources[: number + 1]) for number in range(len(sources))]
@@ -236,11 +234,7 @@ NUM_IMAGES = 16
 
 
 def draw_training_input(
-    batches: Iterable[Mapping[str, Any]],
-    class_names: Sequence[str],
-    output_dir: Path,
-    *,
-    num_images: int = NUM_IMAGES,
+    batches: Iterable[Mapping[str, Any]], class_names: Sequence[str], output_dir: Path, *, num_images: int = NUM_IMAGES
 ) -> list[Path]:
     """Draw the first images of training batches under the names of their classes.
 

@@ -285,20 +285,13 @@ class ClassifierExport(ExportedNetwork):
         """Resize and crop pixels as evaluation does."""
         return self.prepare_pixels(pixels).numpy() + MEAN_RGB
 
-    def prepare_whole(self, encoded: bytes) -> Any:
-        """Prepare an image as evaluation does, which decodes a large JPEG at a reduced scale."""
-        return self.prepare_encoded(encoded)
-
-    def prepare_resized(self, encoded: bytes) -> Any:
-        """Decode and resize an image as evaluation does, float32 [side, side, 3] in 0..255."""
-        return self.resize(self._decode(encoded))
+    def decode(self, encoded: bytes) -> Any:
+        """Decode an image as evaluation does, a large JPEG at a reduced scale."""
+        return decode_pixels(encoded, decode=partial(decode_reduced, image_size=self.image_size))
 
     def prepare_onnx(self, encoded: bytes) -> Any:
         """Decode as evaluation does, and cut the square out whose centre the model takes, float32 [side, side, 3]."""
-        return cut_square(self._decode(encoded), self.image_size)
-
-    def _decode(self, encoded: bytes) -> Any:
-        return decode_pixels(encoded, decode=partial(decode_reduced, image_size=self.image_size))
+        return cut_square(self.decode(encoded), self.image_size)
 
     def compute(self, images: Any) -> dict[str, Any]:
         """Return the output by its name."""

@@ -38,9 +38,7 @@ TileFlag: TypeAlias = Literal["off", "auto"] | int
 WeightDecay = Annotated[
     float,
     fixed(minimum=0),
-    arg(
-        help="Factor of the weight decay: half the sum of the squares of all trainable variables, in the gradient.",
-    ),
+    arg(help="Factor of the weight decay: half the sum of the squares of all trainable variables, in the gradient."),
 ]
 
 Mode: TypeAlias = Literal["train", "eval", "predict", "export", "plan", "verify-resume", "parity"]
@@ -398,8 +396,6 @@ def open_found(config: SSDConfig) -> DetectionData:
 
 FORMER_FLAGS = (
     FormerFlag(
-        "--use_cocoeval_cc",
-        "the scorer is always a fast one, with pycocotools' figures; leave it out",
-        meant=(ON,),
+        "--use_cocoeval_cc", "the scorer is always a fast one, with pycocotools' figures; leave it out", meant=(ON,)
     ),
 )

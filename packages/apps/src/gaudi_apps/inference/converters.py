@@ -148,13 +148,13 @@ class ExportedNetwork(ABC):
     def resize(self, pixels: Any) -> Any:
         """Resize pixels uint8 [height, width, 3] to the input of a TensorFlow Lite model, float32 [side, side, 3]."""
 
-    def prepare_whole(self, encoded: bytes) -> Any:
-        """Normalize an image as `prepare_resized` decodes it, to compare with: float32 [side, side, 3]."""
-        return self.prepare_pixels(decode_pixels(encoded))
+    def decode(self, encoded: bytes) -> Any:
+        """Decode an image for `prepare_resized`, uint8 [height, width, 3]."""
+        return decode_pixels(encoded)
 
     def prepare_resized(self, encoded: bytes) -> Any:
         """Decode and resize an image to the input of TensorFlow Lite and OpenVINO, float32 [side, side, 3]."""
-        return self.resize(decode_pixels(encoded))
+        return self.resize(self.decode(encoded))
 
     def prepare_onnx(self, encoded: bytes) -> Any:
         """Decode an image and resize it to what an ONNX model, which resizes as well, leaves as it is."""
@@ -430,11 +430,7 @@ def whole_float32() -> Iterator[None]:
         tf.config.experimental.enable_tensor_float_32_execution(shortens)
 
 
-def decode_pixels(
-    encoded: bytes,
-    place: str | None = None,
-    decode: Callable[[bytes], Any] = _DECODE,
-) -> Any:
+def decode_pixels(encoded: bytes, place: str | None = None, decode: Callable[[bytes], Any] = _DECODE) -> Any:
     """Decode an image as TensorFlow does, or by `decode`, to uint8 [height, width, 3]; messages call it `place`.
 
     Raises:

@@ -375,7 +375,6 @@ def export_format(
     if precision == "int8" and not calibration:
         raise ValueError("int8 needs calibration")
     from_pixels = np.stack([network.prepare_pixels(decode_pixels(encoded)) for encoded in encoded_images])
-    whole = np.stack([network.prepare_whole(encoded) for encoded in encoded_images])
     if name == "onnx":
         write_onnx(network, folder / "model.onnx")
         if precision == "int8":
@@ -387,15 +386,16 @@ def export_format(
         with hold_stderr():
             write_openvino(network, folder, precision, calibration)
         found = run_exported(open_exported(folder, name, precision, network.prepare_resized), encoded_images)
-        reference = _compute(network, whole)
+        decoded = _prepare_decoded(network, encoded_images)
+        reference = _compute(network, decoded)
         if precision == "bf16":
-            return network.compare_rounded(whole, reference, found)
+            return network.compare_rounded(decoded, reference, found)
         return network.compare(reference, found)
     if name == "tflite":
         quantize = partial(quantize_tflite, network=network, calibration=calibration) if calibration else None
         write_tflite(network, folder / "model.tflite", precision, quantize)
         found = run_exported(open_exported(folder, name, precision, network.prepare_resized), encoded_images)
-        return network.compare(_compute(network, whole), found)
+        return network.compare(_compute(network, _prepare_decoded(network, encoded_images)), found)
     from_encoded = np.stack([network.prepare_encoded(encoded) for encoded in encoded_images])
     reference = _compute(network, from_encoded)
     if name == "safetensors":
@@ -429,6 +429,10 @@ def _require_good(name: str, kind: ExportKind, export: Export, request: ExportRe
             f"{request.max_drop:g}; nothing is exported",
             remedy="give more --calibration_images, another precision, or a larger --max_ap_drop",
         )
+
+
+def _prepare_decoded(network: ExportedNetwork, encoded_images: Sequence[bytes]) -> Any:
+    return np.stack([network.prepare_pixels(network.decode(encoded)) for encoded in encoded_images])
 
 
 def _compute(network: ExportedNetwork, images: Any) -> Arrays:

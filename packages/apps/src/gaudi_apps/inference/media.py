@@ -370,10 +370,7 @@ Result = TypeVar("Result")
 
 
 def predict_images(
-    images: Images,
-    prepare: Preprocessor,
-    batch_size: int,
-    predict: Callable[[Sequence[InputImage]], Sequence[Result]],
+    images: Images, prepare: Preprocessor, batch_size: int, predict: Callable[[Sequence[InputImage]], Sequence[Result]]
 ) -> Any:
     """Predict on images, in batches and in the order of the images.
 

@@ -308,13 +308,13 @@ def fit_length(seconds: float, speed: Speed, steps_per_epoch: int, evaluation_st
             evaluations = max(1, min(evaluations, int(epochs)))
         steps = int((left - evaluations * speed.evaluation) / speed.step)
     if steps < 1:
-        of_evaluation = 0.0 if evaluation_steps == 0 else speed.evaluation * (1 + 1 / (evaluation_steps or math.inf))
-        needed = math.ceil(speed.step + of_evaluation + speed.report + END_SECONDS)
+        share = 1.0 if evaluation_steps is None else 1 + 1 / evaluation_steps if evaluation_steps else 0.0
+        needed = math.ceil(speed.step + share * speed.evaluation + speed.report + END_SECONDS)
         raise FlagError(
             f"--minutes: {max(0.0, seconds):.0f} s are left after the start, and a step with its evaluation needs "
             f"{needed} s",
             flag="--minutes",
-            remedy=f"give at least {_count_minutes(max(1, math.ceil((needed - seconds) / 60)))} more",
+            remedy=f"give at least {_count_minutes(math.ceil((needed - seconds) / 60))} more",
         )
     return Length(steps, -(-steps // evaluations) if evaluations else evaluation_steps or 0)
 
@@ -370,16 +370,16 @@ def count_processors_of_all(rank: RankInfo, workers: int, most: int = 0) -> int:
     """
     from gaudi_distributed.devices.machine import count_processors
 
-    own, here, machine = count_processors(), workers, count_processors()
+    machine, here = (own := count_processors()), workers
     if rank.size > 1:
         here = rank.local_size
         with contextlib.suppress(OSError):  # what the first process may use, nothing has bound
-            machine = count_processors(usable=os.sched_getaffinity(1))
-    return min(max(own, machine), here * min(own, most or own)) * max(1, workers // here)
+            machine = max(own, count_processors(usable=os.sched_getaffinity(1)))
+    return min(machine, here * min(own, most or own)) * max(1, workers // here)
 
 
 START_SECONDS, SHARE_OF_START = 60.0, 0.25  # until the first step is compiled and measured, about, and at most
-EVALUATIONS, MOST_EPOCHS = 8, 1e6  # the latter is what --eval_epochs takes
+EVALUATIONS, MOST_EPOCHS = 8, 999_999  # the latter is what --eval_epochs takes
 
 
 # Of a rate that ends with the run, which a recipe sees to.
@@ -429,9 +429,9 @@ def choose_evaluations(given: Collection[str], steps: int, per_epoch: int, *, va
         validates: whether there are images to validate on.
     """
     if validates:
-        every = max(per_epoch, -(-steps // EVALUATIONS))
+        every = min(max(per_epoch, -(-steps // EVALUATIONS)), MOST_EPOCHS * per_epoch)
         reason = f"{count_things(-(-steps // every), 'evaluation')}, the best checkpoint is kept"
-        yield Choice("eval_epochs", min(MOST_EPOCHS, count_epochs(every, per_epoch)), reason)
+        yield Choice("eval_epochs", count_epochs(every, per_epoch), reason)
     else:
         yield Choice("no_evaluate", True, "there are no images to validate on")
     if "save_checkpoints_epochs" not in given:

@@ -108,12 +108,7 @@ class StageClock:
 
 
 def measure_reading(
-    source: Any,
-    order: Sequence[int],
-    *,
-    threads: int,
-    seconds: float,
-    clocks: Clocks = SYSTEM_CLOCKS,
+    source: Any, order: Sequence[int], *, threads: int, seconds: float, clocks: Clocks = SYSTEM_CLOCKS
 ) -> tuple[Rate, list[int]]:
     """Read images from the disk, by several threads, and do nothing else with them.
 

@@ -104,11 +104,7 @@ class Fetcher:
     """
 
     def __init__(
-        self,
-        patience: Patience | None = None,
-        *,
-        progress: Progress | None = None,
-        stop: threading.Event | None = None,
+        self, patience: Patience | None = None, *, progress: Progress | None = None, stop: threading.Event | None = None
     ) -> None:
         self._patience = patience or Patience()
         self._progress = progress

@@ -212,9 +212,7 @@ class _DecodedImages:
 
 
 def check_all(
-    source: Source,
-    progress: Callable[[int, int], None] | None = None,
-    on_bad_image: OnBadImage = "fail",
+    source: Source, progress: Callable[[int, int], None] | None = None, on_bad_image: OnBadImage = "fail"
 ) -> None:
     """Read every image of a source in threads, and check that it can be decoded and has its annotated size.
 

@@ -20,15 +20,7 @@ from gaudi_models.architectures import (
     Unit,
     list_units,
 )
-from gaudi_models.mxnet.layers import (
-    COMPUTE_DTYPES,
-    BatchNorm,
-    Convolution,
-    Layout,
-    Precision,
-    ReduceStatistics,
-    cast,
-)
+from gaudi_models.mxnet.layers import COMPUTE_DTYPES, BatchNorm, Convolution, Layout, Precision, ReduceStatistics, cast
 from gaudi_models.padding import SSD_PADDINGS, Padding, PoolPadding
 from gaudi_ops import SSD300, DefaultBoxSpec
 from gaudi_ops.errors import require_choice

@@ -143,10 +143,7 @@ class SoftmaxCrossEntropyMME(keras.losses.Loss):
     """
 
     def __init__(
-        self,
-        implementation: Implementation = "auto",
-        reduction: str = "auto",
-        name: str = "softmax_cross_entropy_mme",
+        self, implementation: Implementation = "auto", reduction: str = "auto", name: str = "softmax_cross_entropy_mme"
     ) -> None:
         require_choice("implementation", implementation, get_args(Implementation))
         super().__init__(reduction=reduction, name=name)
