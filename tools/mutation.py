@@ -70,7 +70,10 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"{DATASETS}/detection/test_scoring.py",
         f"{DATASETS}/detection/test_scoring_oracle.py",
     ),
-    "gaudi_apps.training.checkpoint": (f"{APPS}/training/test_checkpoints.py",),
+    "gaudi_apps.training.checkpoint": (
+        f"{APPS}/training/test_chosen_checkpoints.py",
+        f"{APPS}/training/test_checkpoints.py",
+    ),
     "gaudi_apps.inference.evaluator": (
         f"{APPS}/inference/test_evaluator.py",
         f"{APPS}/training/test_training.py::test_the_best_checkpoint_is_kept_besides_the_newest",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,16 +171,24 @@ def test_balanced_classes_count_alike_and_objects_as_before() -> None:
     np.testing.assert_array_equal(balance_classes(labels[:0], 2), [1, 1, 1])
 
 
-def test_a_source_is_told_of_the_images_of_the_next_steps() -> None:
+@pytest.mark.parametrize(
+    ("batch_size", "announcements"),
+    [
+        (100, ((5, (5, 6, 7, 8)), (6, (9,)), (7, (10,)), (2, (2, 3, 4, 5)))),
+        (128, ((3, (3, 4, 5)), (4, (6,)))),
+        (READ_AHEAD, ((0, (0, 1)), (1, (2,)), (1, (1, 2)))),
+    ],
+)
+def test_a_source_is_told_of_the_images_of_the_next_steps(batch_size: int, announcements: Any) -> None:
     told: list[int] = []
-    options = InputOptions(batch_size=100)
+    options = InputOptions(batch_size)
     order = SampleOrder(1000, options, expect=lambda indices: told.extend(indices.tolist()))
     expected = SampleOrder(1000, options)
 
     def list_images(*steps: int) -> list[int]:
         return [index for step in steps for index in expected.at_step(step)[0].tolist()]
 
-    for step, announced in ((5, (5, 6, 7, 8)), (6, (9,)), (7, (10,)), (2, (2, 3, 4, 5))):
+    for step, announced in announcements:
         told.clear()
         assert np.array_equal(order.at_step(step)[0], expected.at_step(step)[0])
         assert told == list_images(*announced)

@@ -17,7 +17,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gaudi_apps.inference.evaluator import Evaluator, find_order, pack_arrays, unpack_arrays
+from gaudi_apps.inference.evaluator import (
+    CONFUSED_CLASSES,
+    MEASURED_BATCHES,
+    Evaluator,
+    ExportScore,
+    cut_confusion,
+    find_order,
+    pack_arrays,
+    unpack_arrays,
+)
 from gaudi_apps.inference.exported_models import ExportedModel, Inputs
 from gaudi_apps.training.run_dir import RunFolder
 from gaudi_apps.training.trainer import Score
@@ -131,6 +140,43 @@ def test_an_exported_model_is_scored_image_by_image_and_timed_in_batches(capsys:
     assert 0 < speed["latency_ms"]["p50"] <= speed["latency_ms"]["p99"]
 
 
+def test_rates_and_latencies_are_of_the_seconds_that_were_measured() -> None:
+    seconds = [0.004, 0.001, 0.003, 0.002]
+    score = ExportScore("right", 0.5, {}, "val", 4, 9, seconds, batch=16, batch_seconds=0.02)
+    document = score.to_document(replace(score, value=0.75, seconds=[0.5]))
+    speed = document["speed"]
+    assert speed["images_per_second"] == pytest.approx({"1": 400, "16": 800})
+    assert speed["of_network"] == 2
+    assert speed["latency_ms"] == pytest.approx({"p50": 2.5, "p99": 3.97})
+    assert (document["evaluation"]["images"], document["evaluation"]["images_total"]) == (4, 9)
+    assert document["evaluation"]["lost"] == 0.25
+
+
+@pytest.mark.parametrize(("size", "images", "batches"), [(1, 7, 4), (1, 100, 5), (3, 100, 5), (3, 8, 2), (1, 2, 1)])
+def test_an_image_takes_the_time_between_batches_after_the_first(
+    size: int, images: int, batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that goes on by three seconds for each batch; the first one is compiled, whose time is not told."""
+    predicted: list[list[int]] = []
+    clock = SimpleNamespace(monotonic=lambda: 100.0 + 3 * sum(map(len, predicted)) / 2)
+    monkeypatch.setattr("gaudi_apps.inference.evaluator.time", clock)
+
+    class Batches(GuessEvaluator):
+        def read_batches(self, num_images: int) -> Iterator[dict[str, Any]]:
+            for start in range(0, num_images, 2 * size):
+                yield {"image_ids": np.arange(start, start + 2) % 7}
+
+        def predict(self, network: Any, batch: Any) -> dict[str, Positions]:
+            predicted.append(batch["image_ids"].tolist())
+            return super().predict(network, batch)
+
+    evaluator = Batches(SingleProcess())
+    evaluator._options, evaluator._total = InputOptions(2, size=size), images
+    assert evaluator.measure(make_task()) == pytest.approx(3 / (2 * size))
+    assert len(predicted) == max(2, batches) <= MEASURED_BATCHES
+    assert evaluator.calls == ["evaluation"] * batches
+
+
 def test_an_image_that_an_exported_model_cannot_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(encoded: bytes) -> int:
         if encoded[0] == 5:
@@ -225,6 +271,23 @@ def test_images_that_are_not_those_of_the_run_are_named(
     told = capsys.readouterr().err
     assert re.findall('data: "(.)"', told) == names
     assert bool(told) == bool(names)
+
+
+def test_the_classes_that_are_confused_most_are_shown_in_their_order() -> None:
+    names = [str(number) for number in range(CONFUSED_CLASSES + 3)]
+    matrix = np.zeros([len(names) + 1] * 2, np.int64)
+    np.fill_diagonal(matrix, 50)
+    for number in range(3, len(names)):
+        matrix[number, -1] = 1  # missed once each, but for the first three
+    matrix[1, 2] = 2  # and two of these are confused with each other, twice
+    cut = cut_confusion(matrix, names)
+    assert cut["names"] == ["1", "2", *names[3:-2]]
+    assert (cut["background"], cut["left_out"]) == (True, 3)
+    assert cut["matrix"][0] == [50, 2, *[0] * (CONFUSED_CLASSES - 1)]
+    assert cut["matrix"][2] == [0, 0, 50, *[0] * (CONFUSED_CLASSES - 3), 1]
+    assert cut["matrix"][-1] == [0] * CONFUSED_CLASSES + [50]
+    few = cut_confusion(np.array([[4, 1], [0, 6]]), ["a", "b"])
+    assert few == {"names": ["a", "b"], "background": False, "matrix": [[4, 1], [0, 6]], "left_out": 0}
 
 
 def test_images_are_put_in_the_order_of_the_data_set() -> None:

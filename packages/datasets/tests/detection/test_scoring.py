@@ -94,6 +94,12 @@ def test_the_ground_truth_is_not_changed() -> None:
     assert json.dumps([TRUTH, PERFECT]) == before
 
 
+def test_detections_without_a_fault_are_not_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gaudi_datasets.detection.scoring._check_records", None)
+    mixed = [{**PERFECT[0], "score": 1}, *PERFECT[1:]]
+    assert score_detections(TRUTH, mixed).as_json()["figures"]["AP"] == pytest.approx(1)
+
+
 def test_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     score_detections(TRUTH, PERFECT)
     assert capsys.readouterr().out == ""
@@ -116,6 +122,8 @@ def test_files_are_read(tmp_path: Path) -> None:
     ("one", "message"),
     [
         (detection(7, 0, [0, 0, 1, 1]), "image_id 7 is of no"),
+        ({**detection(0, 0, [0, 0, 1, 1]), "image_id": 0.0}, "image_id"),
+        ({**detection(0, 0, [0, 0, 1, 1]), "category_id": False}, "category_id"),
         (detection(0, 9, [0, 0, 1, 1]), "category_id 9 is of no"),
         (detection(0, 0, [0, 0, -1, 1]), "width and height"),
         (detection(0, 0, [0, 0, -1, -1]), "width and height"),
