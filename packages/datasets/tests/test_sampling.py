@@ -196,7 +196,7 @@ def test_a_source_is_told_of_the_images_of_the_next_steps(batch_size: int, annou
 
 def test_a_source_is_told_of_each_image_of_an_evaluation_once() -> None:
     told: list[int] = []
-    positions = np.arange(0, 2 * READ_AHEAD + 20, 2)
+    positions = np.roll(np.arange(0, 2 * READ_AHEAD + 20, 2), 3)
     read = reading_ahead(lambda index: -index, lambda indices: told.extend(indices.tolist()), positions)
     for number, index in enumerate(positions.tolist()):
         assert read(index) == -index

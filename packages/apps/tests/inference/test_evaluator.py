@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import re
 import runpy
@@ -138,6 +139,21 @@ def test_an_exported_model_is_scored_image_by_image_and_timed_in_batches(capsys:
     speed = document["speed"]
     assert speed["images_per_second"]["16"] == 16 / score.batch_seconds
     assert 0 < speed["latency_ms"]["p50"] <= speed["latency_ms"]["p99"]
+
+
+def test_images_of_an_exported_model_are_counted_and_timed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count(400)
+    clock = SimpleNamespace(perf_counter=lambda: next(ticks) / 4)
+    monkeypatch.setattr("gaudi_apps.inference.evaluator.time", clock)
+    evaluator, shown = GuessEvaluator(SingleProcess()), list[tuple[int, int]]()
+    evaluator.show = lambda done, total: shown.append((done, total))
+    columns, seconds = evaluator.run_exported(GuessModel(), [5, 6])
+    assert (columns["guesses"].tolist(), seconds, shown) == ([2, 9], [0.25, 0.25], [(1, 2), (2, 2)])
+    assert len(evaluator.run_exported(GuessModel(), shows=False)[1]) == 7
+    assert len(shown) == 2
+    evaluator.show = None
+    assert len(evaluator.run_exported(GuessModel())[1]) == 7
+    assert evaluator.score(make_task(), 1).value == 5 / 7
 
 
 def test_rates_and_latencies_are_of_the_seconds_that_were_measured() -> None:

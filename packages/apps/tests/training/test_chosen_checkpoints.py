@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from gaudi_apps.training.checkpoint import (
     describe_class_change,
     find_checkpoints,
     find_run_checkpoint,
+    load_checkpoint,
     load_chosen,
     name_some,
     require_classes,
@@ -97,6 +99,45 @@ def test_of_a_run_its_best_checkpoint_is_used_and_else_its_newest(run: Path, tmp
     with pytest.raises(MissingInputError) as caught:
         find_run_checkpoint(run / "other")
     assert caught.value.path == str(run / "other")
+
+
+def test_a_checkpoint_is_of_the_step_that_names_its_folder(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path / CHECKPOINTS)
+    path = folder.save(1, {"one": np.array(1)}, {})
+    assert load_checkpoint(path.rename(tmp_path / "weights")).step == 1
+    with pytest.raises(DataError) as caught:
+        load_checkpoint((tmp_path / "weights").rename(folder.path(2)))
+    assert caught.value.field == "step"
+
+
+@pytest.mark.parametrize(
+    ("record", "field"),
+    [
+        ({"id": "other", "settings": {}}, "run"),
+        ({"settings": {"seed": 2}}, "seed"),
+        ({"settings": {"seed": 1, "data": 2, "more": 3}}, None),
+        ({"id": "other"}, None),  # a record without settings is none
+    ],
+)
+def test_a_checkpoint_is_of_the_run_that_it_lies_in(
+    tmp_path: Path, record: dict[str, object], field: str | None
+) -> None:
+    path = CheckpointFolder(tmp_path / CHECKPOINTS).save(1, {"one": np.array(1)}, {"settings": {"seed": 1, "data": 1}})
+    assert load_checkpoint(path).run_state.settings["seed"] == 1
+    (tmp_path / RUN_FILE).write_text(json.dumps(record))
+    if field is None:
+        assert load_checkpoint(path).step == 1
+    else:
+        with pytest.raises(DataError) as caught:
+            load_checkpoint(path)
+        assert caught.value.field == field
+
+
+def test_the_newest_twenty_are_kept(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    for step in range(22):
+        folder.save(step, {"one": np.array(step)}, {})
+    assert folder.steps() == [*range(2, 22)]
 
 
 def test_a_state_comes_back_from_its_json_values() -> None:

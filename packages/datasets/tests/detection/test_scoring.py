@@ -96,8 +96,22 @@ def test_the_ground_truth_is_not_changed() -> None:
 
 def test_detections_without_a_fault_are_not_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gaudi_datasets.detection.scoring._check_records", None)
-    mixed = [{**PERFECT[0], "score": 1}, *PERFECT[1:]]
+    outside = detection(0, 0, [-4, -3, 2, 2], 0.1)
+    mixed = [{**PERFECT[0], "score": 1}, *PERFECT[1:], outside]
     assert score_detections(TRUTH, mixed).as_json()["figures"]["AP"] == pytest.approx(1)
+
+
+def test_a_box_that_begins_outside_the_image_is_no_fault() -> None:
+    with pytest.raises(DataError) as error:
+        score_detections(TRUTH, [detection(0, 0, [-4, -3, 2, 2]), detection(7, 0, [0, 0, 1, 1])])
+    assert "detections[1]: " in str(error.value)
+
+
+def test_a_box_that_half_overlaps_counts_at_the_lowest_threshold() -> None:
+    """By 280 of 520 pixels, .538, which is one of ten thresholds."""
+    scores = score_detections(TRUTH, [*PERFECT[:2], detection(1, 5, [106, 100, 20, 20])])
+    other = scores.classes[1]
+    assert (other.ap50, other.ap) == (pytest.approx(1), pytest.approx(0.1))
 
 
 def test_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
