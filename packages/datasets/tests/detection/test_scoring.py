@@ -111,7 +111,7 @@ def test_a_box_that_half_overlaps_counts_at_the_lowest_threshold() -> None:
     """By 280 of 520 pixels, .538, which is one of ten thresholds."""
     scores = score_detections(TRUTH, [*PERFECT[:2], detection(1, 5, [106, 100, 20, 20])])
     other = scores.classes[1]
-    assert (other.ap50, other.ap) == (pytest.approx(1), pytest.approx(0.1))
+    assert [other.ap50, other.ap] == [pytest.approx(1), pytest.approx(0.1)]
 
 
 def test_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
