@@ -87,6 +87,12 @@ def test_lars_step_by_hand() -> None:
     np.testing.assert_allclose(weights, [3 + 0.5 - 3, 4 - 4])
 
 
+def test_lars_step_has_the_constants_of_the_recipe() -> None:
+    ratio = 0.001 * 5 / (10 + 1e-4 * 5 + 1e-7)
+    _, velocity = reference.lars_step([3, 4], [1, 0], [6, 8], 0.5)
+    np.testing.assert_allclose(velocity, [0.9 - 0.5 * ratio * (6 + 3e-4), -0.5 * ratio * (8 + 4e-4)], rtol=1e-12)
+
+
 def test_lars_step_without_a_norm_has_ratio_one() -> None:
     np.testing.assert_allclose(reference.lars_step([0.0], [0.0], [2.0], 0.5)[0], [-1.0])
     np.testing.assert_allclose(reference.lars_step([2.0], [0.0], [0.0], 0.5, weight_decay=0.5)[0], [1.5])

@@ -166,7 +166,7 @@ def test_tensors_that_are_missing_unknown_or_of_another_shape_are_named() -> Non
 
 def test_classes_of_other_data_are_named() -> None:
     found = {"categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}], "more": 1}
-    require_classes(found, {"categories": found["categories"]}, "run")
+    require_classes(found, {"categories": json.loads(json.dumps(found["categories"]))}, "run")
     with pytest.raises(DataError) as caught:
         require_classes(found, {"categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "cow"}]}, "run")
     assert (caught.value.record, caught.value.field) == ("run", "categories")

@@ -58,7 +58,7 @@ def test_classes_are_scored_apart() -> None:
 
 def test_an_object_without_an_area_has_that_of_its_box() -> None:
     """A small, a medium and a large one, each of which another product or sum of its sides would take for another."""
-    boxes = [[0, 0, 31, 31], [50, 50, 33, 90], [60, 60, 97, 110]]
+    boxes = [[0, 0, 31, 31], [50, 50, 20, 100], [60, 60, 97, 110]]
     annotations = [{"id": i, "image_id": 0, "category_id": 0, "bbox": box} for i, box in enumerate(boxes)]
     truth = TRUTH | {"annotations": annotations}
     for area, name in enumerate(("small", "medium", "large")):
