@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -179,7 +178,9 @@ def test_balanced_classes_count_alike_and_objects_as_before() -> None:
         (READ_AHEAD, ((0, (0, 1)), (1, (2,)), (1, (1, 2)))),
     ],
 )
-def test_a_source_is_told_of_the_images_of_the_next_steps(batch_size: int, announcements: Any) -> None:
+def test_a_source_is_told_of_the_images_of_the_next_steps(
+    batch_size: int, announcements: tuple[tuple[int, tuple[int, ...]], ...]
+) -> None:
     told: list[int] = []
     options = InputOptions(batch_size)
     order = SampleOrder(1000, options, expect=lambda indices: told.extend(indices.tolist()))

@@ -172,7 +172,7 @@ def test_rates_and_latencies_are_of_the_seconds_that_were_measured() -> None:
 def test_an_image_takes_the_time_between_batches_after_the_first(
     size: int, images: int, batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a clock that goes on by three seconds for each batch; the first one is compiled, whose time is not told."""
+    """The clock goes on by three seconds for each batch; the first one is not timed, for it is compiled."""
     predicted: list[list[int]] = []
     clock = SimpleNamespace(monotonic=lambda: 100.0 + 3 * sum(map(len, predicted)) / 2)
     monkeypatch.setattr("gaudi_apps.inference.evaluator.time", clock)

@@ -1,4 +1,4 @@
-"""Which checkpoint of a run is used, and how what does not fit the model or the data is named."""
+"""The checkpoint of a run that is used, and the errors where it does not fit the model or the data."""
 
 from __future__ import annotations
 
